@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
 from predict.nn.tower import Tower, encoding, with_images
-from predict.nn.vision import MAX_SPANS, VisionSpec
+from predict.nn.vision import MAX_SPANS, TowerInputs, VisionSpec
 from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
@@ -183,7 +184,7 @@ class Sight:
         table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
         levels = len(spec.mergers)
-        encode_to = _encoder(tower, table.view([-1, spec.out_size]), dtype, platform)
+        encode_to = encoder_of(tower, table.view([-1, spec.out_size]), dtype, platform)
         first = -1 if made.axes is None else made.axes.first
         self.eyes = Eyes(self.rows, encode_to, first, self._limits(spec), levels)
         return made
@@ -250,8 +251,11 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
-def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
-    """table: [rows * levels, H]: what a row and its taps have is one behind the other."""
+def encoder_of(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
+    """What makes rows of pictures in a table.
+
+    table: [rows * levels, H]: what a row and its taps have is one behind the other.
+    """
     ops, place, levels = platform.backend, platform.place, len(tower.mergers)
 
     def write(
@@ -262,9 +266,12 @@ def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode
         import paddle
 
         made = list[Any]()
-        patches = np.concatenate([each.patches for each in pictures])
+
+        def first(given: TowerInputs, width: int) -> Any:
+            return _cut(pictures, given.order, (ops, place), width, dtype)
+
         grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
-        steps = encoding(ops, tower, patches, grids, dtype, made, place, max_layers)
+        steps = encoding(ops, tower, first, grids, dtype, made, place, max_layers)
         while True:
             with paddle.no_grad():  # ends where others run in between
                 if next(steps, steps) is steps:
@@ -276,3 +283,30 @@ def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode
                 ops.put_rows(table, tensor_at(numbers.astype(np.int32), place), part)
 
     return write
+
+
+def _cut(
+    pictures: Sequence[Picture],
+    order: npt.NDArray[np.int64],
+    device: tuple[ModuleType, Any],
+    width: int,
+    dtype: str,
+) -> Any:
+    """Patches [P, width] of pictures, cells in `order`: bytes cross to the device alone."""
+    (ops, place), pixels = device, pictures[0].pixels
+    origins, strides, first = list[Any](), list[Any](), 0
+    for each in pictures:
+        own, size = pixels.origins(each.grid), each.values.size // each.num_tiles
+        for _ in range(each.num_tiles):
+            origins.append(own + first)
+            strides.append(np.full(len(own), each.grid[1] * pixels.patch_size))
+            first += size
+
+    def ordered(parts: Sequence[npt.NDArray[np.int64]]) -> Any:
+        cells = np.concatenate(parts).reshape(len(order), -1)
+        return tensor_at(cells[order].reshape(-1).astype(np.int32), place)
+
+    values = np.concatenate([each.values.reshape(-1) for each in pictures])
+    sizes = pixels.patch_size, width
+    given = tensor_at(values, place), ordered(origins), ordered(strides)
+    return ops.cut_patches(*given, sizes, pixels.scaling, dtype)

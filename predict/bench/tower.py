@@ -1,8 +1,8 @@
 """Speed of a vision tower alone: `python -m predict.bench.tower --help`.
 
 Passes over pictures of made-up pixels, on real or random weights (--load_format dummy). Nothing of
-the text model is loaded. The host's part (patches, the order of windows) is timed beside the pass,
-which begins with patches in memory and ends with rows on the device.
+the text model is loaded. A pass begins with resized pictures in memory, and ends with their rows in
+the table on the device. "queued": the host's part, on a GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from predict.system.interpreter import check_interpreter
 
@@ -42,8 +41,9 @@ from predict.loading.model import open_weights, read_spec
 from predict.loading.platform import Platform, platform_of
 from predict.loading.vision import open_tower, pixels_of
 from predict.nn.blocks import HeadSlot, LinearSlot
-from predict.nn.tower import Tower, encoding
+from predict.nn.tower import Tower
 from predict.nn.vision import VisionSpec, windows_of
+from predict.sight import encoder_of
 from predict.system.console import show
 from predict.system.signals import Signals
 
@@ -59,11 +59,10 @@ OWN_FLAGS = (
 )
 # fmt: on
 FLAGS = (*OWN_FLAGS, *(flag for flag in PREDICTOR_FLAGS if flag.name in TAKEN))
-UNITS = {"pass_ms": "ms", "host_ms": "ms"}
+UNITS = {"pass_ms": "ms", "queued_ms": "ms"}
 METHOD = (
-    "Passes over pictures of made-up pixels, the device waited for behind each; host: patches and "
-    "what a pass reads beside them. Share: operations of the products and of attention, over the "
-    "time and the arithmetic that was measured beside."
+    "Passes over pictures of made-up pixels, the device waited for behind each. Share: operations "
+    "of the products and of attention, over the time and the arithmetic that was measured beside."
 )
 
 
@@ -121,24 +120,23 @@ def pictures_of(case: Case, spec: VisionSpec, directory: str, seed: int) -> list
 def passes(
     platform: Platform, tower: Tower, pictures: Sequence[Picture], dtype: str
 ) -> Iterator[tuple[float, float]]:
-    """Seconds of the host's part and of the whole, pass after pass; the first ones warm up."""
+    """Seconds until a pass is queued, and until it has ended; the first passes warm up."""
     import paddle
 
+    count = sum(each.num_rows for each in pictures)
+    levels = len(tower.mergers)
+    table = paddle.zeros([count * levels, tower.spec.out_size], dtype)
+    encode = encoder_of(tower, table, dtype, platform)
+    borders = np.cumsum([each.num_rows for each in pictures])[:-1]
+    rows = np.split(np.arange(count, dtype=np.int32), borders)
     while True:
         start = time.perf_counter()
-        patches = np.concatenate([each.patches for each in pictures])
-        host = time.perf_counter() - start
-        rows: list[Any] = []
-        grids = [each.grid for each in pictures]
-        with paddle.no_grad():
-            ops, place = platform.backend, platform.place
-            steps = encoding(ops, tower, patches, grids, dtype, rows, place)
-            start = time.perf_counter()
-            for _ in steps:
-                pass
+        for _ in encode(pictures, rows):
+            pass
+        queued = time.perf_counter() - start
         if platform.gpu is not None:
             paddle.device.synchronize(platform.place)
-        yield host, time.perf_counter() - start
+        yield queued, time.perf_counter() - start
 
 
 def measure(
@@ -167,7 +165,7 @@ def measure(
             taken.append(next(timed))
             if limits is not None:
                 limits.sample()
-        named = {"host_ms": [1e3 * a for a, _ in taken], "pass_ms": [1e3 * b for _, b in taken]}
+        named = {"queued_ms": [1e3 * a for a, _ in taken], "pass_ms": [1e3 * b for _, b in taken]}
         row = repeated_row(str(case), named)
         flops = case.count * pass_flops(spec.vision, pictures[0].grid)
         rate = flops / (row["values"]["pass_ms"] / 1e3)
@@ -186,14 +184,14 @@ def measure(
 def table(rows: Sequence[RecordRow]) -> str:
     """The rows as lines."""
     lines = [
-        f"{'pictures':>16} {'patches':>8} {'pass ms':>10} {'host ms':>9} {'TFLOP/s':>8}  limit"
+        f"{'pictures':>16} {'patches':>8} {'pass ms':>10} {'queued ms':>9} {'TFLOP/s':>8}  limit"
     ]
     for row in rows:
         values = row["values"]
         share = values.get("share_of_limit")
         lines.append(
             f"{row['name']:>16} {values['patches']:>8} {values['pass_ms']:>10.2f} "
-            f"{values['host_ms']:>9.2f} {values['tflops']:>8.2f}  "
+            f"{values['queued_ms']:>9.2f} {values['tflops']:>8.2f}  "
             f"{'' if share is None else f'{share:.1%}'}"
         )
     return "\n".join(lines)

@@ -45,7 +45,7 @@ class CroppedPixels(Pixels):
             height, width = longer, self.shortest_edge
         whole = self._sized(image, (height, width))
         top, left = (height - self.side) // 2, (width - self.side) // 2
-        return np.ascontiguousarray(whole[top : top + self.side, left : left + self.side])
+        return self.whole_patches(whole[top : top + self.side, left : left + self.side])
 
     def of_size(self, size: Any, where: str) -> dict[str, Any]:
         if isinstance(size, int) and not isinstance(size, bool):

@@ -124,6 +124,28 @@ class Pixels:
             image = image.resize((width, height), Resampling(self.resample))
         return np.asarray(image, np.uint8)
 
+    def whole_patches(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """[..., height, width, 3] without what lies behind the last whole patch."""
+        *_, height, width, _ = values.shape
+        rows, columns = (side * self.patch_size for side in self.grid((height, width)))
+        return np.ascontiguousarray(values[..., :rows, :columns, :])
+
+    @property
+    def scaling(self) -> tuple[float, list[float], list[float]]:
+        """Factor, mean and standard deviation: (value * factor - mean) / std of each channel."""
+        factor = self.rescale_factor if self.do_rescale else 1.0
+        if not self.do_normalize:
+            return factor, [0.0] * 3, [1.0] * 3
+        return factor, list(self.image_mean), list(self.image_std)
+
+    def origins(self, grid: tuple[int, int]) -> npt.NDArray[np.int64]:
+        """[patches] bytes of a resized picture ahead of each patch's first pixel."""
+        merge, side = self.merge_size, self.patch_size
+        y, x = np.indices(grid)
+        cut = 3 * side * (y * grid[1] * side + x)
+        cut = cut.reshape(grid[0] // merge, merge, grid[1] // merge, merge)
+        return cut.transpose(0, 2, 1, 3).reshape(-1)
+
     def patches(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """[patches, 3 * patch_size^2] of resized pixels, one frame of them; of tiles in order."""
         *_, height, width, _ = pixels.shape

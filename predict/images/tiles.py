@@ -84,10 +84,9 @@ class TilePixels(Pixels):
         whole = self._sized(image, (rows * tall, columns * wide))
         cut = whole.reshape(rows, tall, columns, wide, 3).transpose(0, 2, 1, 3, 4)
         tiles = cut.reshape(rows * columns, tall, wide, 3)
-        if len(tiles) == 1:
-            return np.ascontiguousarray(tiles)
-        small = self._sized(image, (tall, wide))
-        return np.concatenate([tiles, small[None]])
+        if len(tiles) > 1:
+            tiles = np.concatenate([tiles, self._sized(image, (tall, wide))[None]])
+        return self.whole_patches(tiles)
 
     def of_size(self, size: Any, where: str) -> dict[str, Any]:
         return areas_of(size, {"height": "height", "width": "width"}, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,15 @@ from predict.nn.blocks import Linear, NormWeights, normed
 from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Axes, Decoder, Layer
 from predict.nn.inputs import LayerCache, to_tensors
-from predict.nn.vision import BLOCK_SIZE, Merger, VisionSpec, in_cells, resampled, tower_inputs
+from predict.nn.vision import (
+    BLOCK_SIZE,
+    Merger,
+    TowerInputs,
+    VisionSpec,
+    in_cells,
+    resampled,
+    tower_inputs,
+)
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -67,7 +75,11 @@ def encode(
     import paddle
 
     rows: list[Tensor] = []
-    for _ in encoding(ops, tower, patches, grids, dtype, rows, place):
+
+    def first(given: TowerInputs, width: int) -> Tensor:
+        return _uploaded(patches, given.order, width, dtype, place)
+
+    for _ in encoding(ops, tower, first, grids, dtype, rows, place):
         pass
     return rows[0] if len(rows) == 1 else paddle.concat(rows, axis=1)
 
@@ -75,7 +87,7 @@ def encode(
 def encoding(
     ops: ModuleType,
     tower: Tower,
-    patches: npt.NDArray[np.float32],
+    first: Callable[[TowerInputs, int], Tensor],
     grids: Sequence[tuple[int, int]],
     dtype: str,
     rows: list[Tensor],
@@ -84,24 +96,17 @@ def encoding(
 ) -> Iterator[None]:
     """A pass as `encode` makes it, which stops behind each run of layers, at most `max_layers`.
 
-    At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
+    first(inputs, width): the patches [P, width] in the order of the pass, zeros behind their
+    values. At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
     """
-    import paddle
-
-    spec, per_cell = tower.spec, tower.spec.merge**2
+    spec = tower.spec
     given = tower_inputs(spec, grids, tower.head_dim)
 
-    def uploaded(values: npt.NDArray[np.float32], width: int) -> Tensor:
-        cells = values.reshape(len(given.order), per_cell, -1)
-        ordered = np.zeros((*cells.shape[:2], width), np.float32)
-        ordered[..., : cells.shape[2]] = cells[given.order]
-        tensor = paddle.to_tensor(ordered.reshape(-1, width), place=paddle.CPUPlace())
-        tensor = tensor.astype(dtype)
-        return tensor if place is None else tensor._copy_to(place, True)
-
-    hidden = ops.linear(uploaded(patches, tower.patches.in_features), tower.patches)
+    hidden = ops.linear(first(given, tower.patches.in_features), tower.patches)
     if tower.learned is not None:
-        hidden = ops.add(hidden, uploaded(_positions(tower, grids), spec.hidden_size))
+        learned = _positions(tower, grids)
+        added = _uploaded(learned, given.order, spec.hidden_size, dtype, place)
+        hidden = ops.add(hidden, added)
     if given.patches is not None:
         hidden = ops.take_or(hidden, tensor_at(given.patches, place), tower.class_row)
     hidden = normed(ops, hidden, tower.first_norm, spec.first_norm)
@@ -126,6 +131,23 @@ def encoding(
     back = tensor_at(np.argsort(given.order).astype(np.int32), place)
     merged = [_merged(ops, spec, tower.mergers[0], hidden), *taps]
     rows += [ops.take(each, back) for each in merged]
+
+
+def _uploaded(
+    values: npt.NDArray[np.float32],
+    order: npt.NDArray[np.int64],
+    width: int,
+    dtype: str,
+    place: Any,
+) -> Tensor:
+    """Values of patches [P, N], cells in `order`, as a tensor [P, width]."""
+    import paddle
+
+    cells = values.reshape(len(order), -1, values.shape[1])
+    ordered = np.zeros((*cells.shape[:2], width), np.float32)
+    ordered[..., : values.shape[1]] = cells[order]
+    tensor = paddle.to_tensor(ordered.reshape(-1, width), place=paddle.CPUPlace()).astype(dtype)
+    return tensor if place is None else tensor._copy_to(place, True)
 
 
 def _parts(spec: VisionSpec, most: int) -> Iterator[tuple[range, bool]]:
