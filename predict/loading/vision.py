@@ -235,6 +235,8 @@ class TowerWeights:
         """The tower, its weights in place."""
         text, spec = self.text, self.spec
         source, model, platform = text.source, text.config.model, text.platform
+        if isinstance(source, CheckpointSource):  # a GPU's own has ended its copies with the text
+            source = CheckpointSource(source.checkpoint)
         wide = self._layers([[*map(_widened, layer)] for layer in spec.layers])
         linears = [linear for _, products in self.mergers for linear in products]
         linears += [each for layer in self.layers for block in layer for _, each in block.linears()]
