@@ -30,13 +30,16 @@ def with_ids(holder: Placeholder, tokenizer: Encoder | None) -> Placeholder:
     Raises UserError where it has none of those that stand around a picture.
     """
     if holder.around_names is not None:
-        ids = [tokenizer and tokenizer.token_to_id(name) for name in holder.around_names]
-        if None in ids:
+        first, last = (
+            None if tokenizer is None else tokenizer.token_to_id(name)
+            for name in holder.around_names
+        )
+        if first is None or last is None:
             raise UserError(
                 f"a picture stands between {' and '.join(holder.around_names)}, and the model's "
                 "tokenizer has no such tokens; complete the download"
             )
-        return replace(holder, before=(ids[0],), behind=(ids[1],))
+        return replace(holder, before=(first,), behind=(last,))
     if tokenizer is None or not holder.row_end_name:
         return holder
     row_end, last = (tokenizer.token_to_id(n) for n in (holder.row_end_name, holder.last_name))

@@ -209,7 +209,7 @@ GEMMA3 = {
 }
 
 
-MISTRAL3 = {
+MISTRAL3: dict[str, Any] = {
     "text_config": {
         **{
             key: value for key, value in QWEN3_VL["text_config"].items() if key != "rope_parameters"
@@ -233,7 +233,7 @@ MISTRAL3 = {
 }
 
 
-TEXT = {**MISTRAL3["text_config"], "model_type": "qwen2", "num_hidden_layers": 2}
+TEXT: dict[str, Any] = {**MISTRAL3["text_config"], "model_type": "qwen2", "num_hidden_layers": 2}
 INTERNVL = {
     "text_config": TEXT,
     "vision_config": {
@@ -328,6 +328,9 @@ def gemma_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     return made.pooler_output.flatten(0, 1).numpy()
 
 
+PICTURE = [START, IMAGE, STOP]
+
+
 @dataclass(frozen=True)
 class Case:
     """A kind: its classes, a tiny config, and what differs from the others."""
@@ -346,7 +349,6 @@ class Case:
     is_stored: bool = False  # whether the checkpoint is
 
 
-PICTURE = [START, IMAGE, STOP]
 QWENS = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
 CASES: dict[str, Case] = {
     "qwen2_5_vl": Case(
