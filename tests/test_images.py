@@ -243,11 +243,40 @@ def test_experts_of_published_files_are_stored_otherwise(
     check_greedy(load(tmp_path / "published", attention="append"), "qwen3_vl_moe")
 
 
-def test_rows_behind_layers_follow_chunks(compiled: library.Library) -> None:
-    """DeepStack's rows are those of a chunk's own tokens."""
-    llm = load(image_model("qwen3_vl"), max_num_batched_tokens=7, attention="append")
+@pytest.mark.parametrize("case", ["qwen3_vl", "mistral3", "internvl"])
+def test_rows_follow_chunks(case: str, compiled: library.Library) -> None:
+    """DeepStack's are those of a chunk's own tokens; tokens behind rows have none; tiles go on."""
+    llm = load(image_model(case), max_num_batched_tokens=7, attention="append")
     for _ in range(2):
-        check_greedy(llm, "qwen3_vl")
+        check_greedy(llm, case)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "llava"])
+def test_towers_have_other_names_in_older_files(
+    case: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    """As transformers 4 saved them, and as some versions of 5 name modules."""
+    source = image_model(case)
+    for number, names in enumerate(
+        (
+            {"vision_tower.": "vision_tower.vision_model."},
+            {
+                "vision_tower.": "model.vision_tower.",
+                "multi_modal_projector.": "model.multi_modal_projector.",
+                "language_model.model.": "model.language_model.",
+                "language_model.lm_head.": "lm_head.",
+            },
+        )
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        tensors = {}
+        for name, each in Checkpoint(source).stored.items():
+            plain = name.replace("vision_model.", "")
+            old = next((each for each in names if plain.startswith(each)), "")
+            tensors[names.get(old, "") + plain[len(old) :]] = ("BF16", each.read())
+        safetensors_writer.write(folder / "model.safetensors", tensors)
+        check_greedy(load(folder, attention="append"), case)
 
 
 @pytest.mark.parametrize("budget", [11, 13, 40])

@@ -25,6 +25,8 @@ BASES = (
 def spec(config: ConfigReader) -> DecoderSpec:
     own, sections = text_of(config)
     own = own.with_defaults(rms_norm_eps=1e-5, rope_theta=5e5)
+    config.must_be("rope_is_neox_style", True)
+    config.must_be("use_3d_rope", True)
     bias = own.get_bool("use_bias", False)
     text = llama_like(
         own,

@@ -91,7 +91,14 @@ OF_LENGTH = ("max_position_embeddings", "seq_length")
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
 LAYER_TYPES = GLOBAL_LAYERS, LOCAL_LAYERS = "full_attention", "sliding_attention"
 # What config.json calls an MLP's function.
-_TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh")
+_TANH = (
+    "gelu_tanh",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_accurate",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+)
 FUNCTIONS: dict[str, Function] = {
     "silu": "silu",
     "swish": "silu",

@@ -36,6 +36,7 @@ def paddleocr_vl(config: Config) -> Config:
     del vision["rope_parameters"]
     vision |= {"model_type": "paddleocr_vl", "temporal_patch_size": 2, "tokens_per_second": 2}
     more = {"compression_ratio": 1.0, "weight_share_add_bias": True, "sliding_window": None}
+    more |= {"rope_is_neox_style": True, "use_3d_rope": True}
     return text | more | config
 
 
