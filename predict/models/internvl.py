@@ -89,7 +89,7 @@ def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
         patch_bias=True,
         class_token=ClassToken("embeddings.cls_token", (1, 1, size)),
         layer_scales=("lambda_1", "lambda_2"),
-        learned=Learned("embeddings.position_embeddings", side, "bicubic", leading=(1,)),
+        learned=Learned("embeddings.position_embeddings", side, leading=(1,)),
         bases=BASES,
         last_norm=last if has_norm and is_last else None,
         last_norm_name="layernorm.weight",

@@ -72,7 +72,6 @@ def _vision(config: ConfigReader, text: DecoderSpec, axes: tuple[int, ...]) -> V
         learned=Learned(
             "embeddings.position_embedding.weight",
             own.get_int("image_size", 384) // patch,
-            "bilinear",
         ),
         bases=BASES,
         last_norm=norm,

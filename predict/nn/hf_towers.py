@@ -102,7 +102,7 @@ def siglip(own: ConfigReader, num_layers: int, is_whole: bool = True) -> dict[st
         "names": CLIP,
         "patch_name": "embeddings.patch_embedding",
         "patch_bias": True,
-        "learned": Learned("embeddings.position_embedding.weight", side, "bicubic"),
+        "learned": Learned("embeddings.position_embedding.weight", side),
         "bases": BASES,
         "last_norm": norm if is_whole else None,
         "ignored": (
@@ -127,7 +127,7 @@ def clip(own: ConfigReader, num_layers: int) -> dict[str, Any]:
         "slope": QUICK_GELU if is_quick else 1.0,
         "patch_name": "embeddings.patch_embedding",
         "class_token": ClassToken("embeddings.class_embedding", (size,)),
-        "learned": Learned("embeddings.position_embedding.weight", side, "bicubic"),
+        "learned": Learned("embeddings.position_embedding.weight", side),
         "bases": BASES,
         "first_norm": norm,
         "first_norm_name": "pre_layrnorm.weight",
