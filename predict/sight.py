@@ -125,7 +125,7 @@ class PictureReader:
             apart = pictures_in(made)
             pictures += apart
             counts.append(len(apart))
-        holder = with_ids(self.spec.placeholder, tokenizer)
+        holder = self.spec.placeholder if not parts else with_ids(self.spec.placeholder, tokenizer)
         return with_pictures(written(token_ids, counts, holder, tokenizer), pictures, holder)
 
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:

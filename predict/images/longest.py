@@ -50,6 +50,6 @@ class LongestPixels(Pixels):
         for key, wanted in own.items():
             if values.get(key, wanted) != wanted:
                 raise UserError(
-                    f"{where}: {key} is {values[key]!r:.40}, and config.json says {wanted}; they do "
-                    "not belong to one model"
+                    f"{where}: {key} is {values[key]!r:.40}, and config.json says {wanted}; they "
+                    "do not belong to one model"
                 )

@@ -177,7 +177,7 @@ def forward(
 def _with_prefix_mask(layer: Layer) -> Layer:
     """The layer whose attention has a prefix mask."""
     return tuple(
-        replace(each, block=replace(each.block, prefix_mask=True))  # type: ignore[type-var, call-arg]
+        replace(each, block=replace(each.block, prefix_mask=True))  # type: ignore[type-var]
         if hasattr(each.block, "prefix_mask")
         else each
         for each in layer

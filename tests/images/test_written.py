@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,16 +48,15 @@ def test_marks_become_placeholders(
 
 def test_more_marks_than_pictures_are_refused(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(f"{MARK}{MARK}", add_special_tokens=False)
-    with pytest.raises(UserError, match="2 placeholders .*, and 1 pictures"):
+    with pytest.raises(UserError, match=r"2 placeholders .*, and 1 pictures"):
         written(ids, [1], HOLDER, tokenizer)
     with pytest.raises(UserError, match="without a tokenizer"):
         written(ids, [1, 1], HOLDER, None)
 
 
 def test_crops_are_pictures_of_their_own() -> None:
-    pixels = FixedPixels(
-        patch_size=4, merge_size=2, height=8, width=8, **PAN_AND_SCAN, layout="text"
-    )
+    pixels = FixedPixels(patch_size=4, merge_size=2, height=8, width=8, layout="text")
+    pixels = replace(pixels, **PAN_AND_SCAN)
     apart = pictures_in(picture_of(drawn(1, (60, 20)), pixels))
     assert len({each.digest for each in apart}) == len(apart) == 4
     ids, pictures = with_pictures([1, *[261, 2] * 4], apart, HOLDER)
