@@ -37,6 +37,7 @@ class Settings(TypedDict, total=False):
     src_length: int
     max_length: int | None
     max_num_batched_tokens: int | None
+    priority_aging: float
     chunked_prefill: bool
     quant_type: str | None
     weightonly_group_size: int

@@ -22,10 +22,8 @@ from collections.abc import Collection
 
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import CacheBlocks, Need
-from predict.engine.scheduled import ScheduledSpan
+from predict.engine.scheduled import STRIDE, ScheduledSpan
 from predict.engine.stats import EngineStats
-
-STRIDE = 64  # tokens: kept states lie at multiples of it, and of a block's
 
 
 class StateSlots:
@@ -154,6 +152,11 @@ class StateSlots:
         slot = self._free.pop()
         self._num_holders[slot] = 1
         return slot
+
+    def forget_kept(self) -> None:
+        """Forgets what prompts have left behind."""
+        while self._kept:
+            self._give_back(self._kept.popitem()[1])
 
     def _give_back(self, slot: int) -> None:
         if slot < 0:

@@ -42,7 +42,8 @@ def answer_in_background(
     async def answer() -> None:
         run = Run(context, Request(scope, receive), job, streamed=True)
         try:
-            await Stream(run, job, events)(scope, receive, send)
+            async with context.turn(deadline):
+                await Stream(run, job, events)(scope, receive, send)
         except ApiError as error:
             take(events.fail(error))
         except Exception as error:
