@@ -392,10 +392,13 @@ class Builder:
         draft = drafter.spec if (drafter := self.draft or self.drafter) else None
         if self.platform.gpu is None:
             self._met()
-            free = self.platform.free_bytes()
+            free = self.platform.free_bytes() - self.sight.pass_bytes
             self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
-        room = gpu_room(config, self.spec, devices.memory_info(self.platform.gpu), draft, pinned)
+        memory = devices.memory_info(self.platform.gpu)
+        room = gpu_room(
+            *(config, self.spec, memory, draft, pinned), pass_bytes=self.sight.pass_bytes
+        )
         self.num_state_slots = room.num_slots
         return self._met(room.num_blocks)
 

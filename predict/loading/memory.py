@@ -175,9 +175,13 @@ def gpu_room(
     memory: MemoryInfo,
     draft: DecoderSpec | None = None,
     num_pinned: int = 0,
+    pass_bytes: int = 0,
 ) -> GpuRoom:
-    """The room on a GPU whose weights are in place, as num_gpu_cache_blocks() counts it."""
-    workspace = workspace_bytes(config, spec, draft)
+    """The room on a GPU whose weights are in place, as num_gpu_cache_blocks() counts it.
+
+    pass_bytes: of a pass over pictures, beside the workspace.
+    """
+    workspace = workspace_bytes(config, spec, draft) + pass_bytes
     num_slots = _gpu_state_slots(config, spec, memory, workspace)
     workspace += num_slots * spec.state_bytes
     num_blocks = num_gpu_cache_blocks(config, spec, memory, workspace, draft, num_pinned)

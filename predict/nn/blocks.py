@@ -347,6 +347,10 @@ class Block:
         """The block computed in this form, where its kind has several."""
         return self
 
+    def widened(self, multiple: int) -> Block:
+        """The block with a multiple of so many features between its products, zeros behind."""
+        return self
+
 
 class CachingBlock(Block):
     """A block that keeps rows in the cache: the first of its layer."""
