@@ -205,7 +205,8 @@ def finegrained(out: Path) -> Weights:
     from transformers import FineGrainedFP8Config
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
-    base_model(out, torch.bfloat16, hidden_size=128, intermediate_size=256, head_dim=128)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 128}
+    base_model(out, torch.bfloat16, num_hidden_layers=1, **sizes)
     quantizer = SimpleNamespace(quantization_config=FineGrainedFP8Config())
     made: Weights = {}
     weights: Weights = {}
