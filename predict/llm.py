@@ -189,6 +189,8 @@ class LLM(AddonVerbs[None], RestVerbs[None], VectorVerbs):
 
     def change(self, change: Change) -> None:
         """Loads or unloads an adapter or a prefix; see AddonVerbs."""
+        if self.is_sleeping:
+            raise UserError(ASLEEP)
         self.addons.change(change)
 
     def _guides(self) -> Guides:

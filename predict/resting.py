@@ -200,10 +200,13 @@ def rebinding(forwards: Sequence[DynamicForward], runner: Runner) -> Callable[[]
     return rebind
 
 
-def refused(config: EngineConfig, has_draft: bool, has_tower: bool) -> str | None:
+def refused(
+    config: EngineConfig, platform: Platform, has_draft: bool, has_tower: bool
+) -> str | None:
     """What keeps a model from resting; None: nothing does."""
-    degree = config.ranks.tensor_parallel_degree
+    device, degree = platform.device, config.ranks.tensor_parallel_degree
     names = {
+        f"--device {config.model.device}": not (device.is_cpu or device.is_gpu),
         f"--mode {config.model.mode}": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
         f"--speculate_method {config.speculation.speculate_method}": has_draft,

@@ -368,7 +368,7 @@ class EngineClient(asyncio.Protocol):
 
     async def needs(self) -> int:
         """Bytes of a model whose process asks first. Raises EngineDied, UserError."""
-        waits = [self._needs, self._loaded]
+        waits: list[asyncio.Future[Any]] = [self._needs, self._loaded]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if not self._needs.done():
             await self.ready()  # raises

@@ -439,7 +439,7 @@ def main(argv: list[str]) -> int:
     """Serves the front at the other end of a socket. argv: the socket's file descriptor."""
     ignore_signals()
     if os.environ.get(LOG_FORMAT_VARIABLE) == "json":
-        sys.stderr = JsonLines(sys.stderr, "engine")  # type: ignore[assignment]
+        sys.stderr = JsonLines(sys.stderr, "engine")
     sock = socket.socket(fileno=int(argv[0]))
     watch = end_with_front(sock)
     try:

@@ -49,7 +49,7 @@ class Several:
         metrics = Metrics()
         for (name, config), process in zip(configs.items(), processes, strict=True):
             engine = EngineClient(process, metrics.answer_ended)
-            level = 2 if kind_of(config.engine.model.device) == "cpu" else 1
+            level = 1 if kind_of(config.engine.model.device) == "gpu" else 2
             member = Member(name, engine, level)
             self.rota.members.append(member)
             self._clients.append(engine)

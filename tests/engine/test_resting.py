@@ -127,7 +127,7 @@ def test_an_update_that_does_not_fit_changes_nothing(
         ({"act": "update_weights", "path": "x", "digests": {"a": "0"}}, "64 hexadecimal"),
     ):
         with pytest.raises(UserError, match=said):
-            Rest(**rest)  # type: ignore[arg-type]
+            Rest(**rest)
 
 
 def test_64_streams_each_end_whole_by_one_set_of_weights(model: Path, changed: Path) -> None:
@@ -181,5 +181,7 @@ def test_prefixes_and_adapters_come_back(model: Path, tmp_path: Path) -> None:
     assert len({str(each) for each in before}) == 3
     for level in (1, 2):
         llm.sleep(level)
+        with pytest.raises(UserError, match="sleeps"):
+            llm.unload_prefix("tuned")
         llm.wake_up()
         assert found() == before

@@ -21,6 +21,7 @@ from predict.server.key_file import read_keys
 from tests.support.http_server import SECONDS, ScriptedServer, config_of
 from tests.support.tiny import TOKENIZER
 
+TEMPLATE = Path(__file__).parent / "templates" / "tools.jinja"
 ASK = {"prompt": "count", "max_tokens": 8}
 
 
@@ -34,7 +35,7 @@ def serving(file: Path) -> Iterator[tuple[ScriptedServer, httpx.Client]]:
     def script(prompt: str, params: SamplingParams) -> tuple[str, ...]:
         return ("one", " two")
 
-    config = config_of(TOKENIZER, api_key_file=str(file))
+    config = config_of(TOKENIZER, TEMPLATE, api_key_file=str(file))
     with ScriptedServer(config, script) as server, httpx.Client(base_url=server.url) as client:
         client.timeout = SECONDS
         yield server, client
@@ -148,3 +149,21 @@ def test_priorities_come_by_body_or_header_within_what_a_key_may_ask(tmp_path: P
         assert ran("any", "soon") == "400 X-Priority"
         assert ran("any", "99999999999") == "400 X-Priority"
         assert ran("any", priority=1.5) == "400 priority"
+
+
+def test_an_answer_in_the_background_has_the_limits_of_its_key(tmp_path: Path) -> None:
+    limits = {"max_queue": 1, "min_priority": 3}
+    file = write(tmp_path / "keys.json", {"name": "late", "key": "late", **limits})
+    with serving(file) as (server, client):
+        server.engine.is_held = True
+        headers = {"Authorization": "Bearer late"}
+        body = {"model": "test", "input": "x", "background": True}
+        asked = client.post("/v1/responses", json=body, headers=headers)
+        assert asked.status_code == 200, asked.text
+        server.wait_until(lambda: len(server.engine.answers) == 1)
+        assert server.engine.added[-1][1].priority == 3
+        assert ask(client, "late").status_code == 429
+        server.call(server.engine.release)
+        server.wait_until(lambda: server.engine.num_in_flight == 0)
+        server.wait_until(lambda: server.lifecycle.num_requests == 0)
+        assert ask(client, "late").status_code == 200

@@ -109,7 +109,9 @@ def test_nothing_of_it_is_there_unless_it_is_allowed(tmp_path: Path) -> None:
         ("/wake_up", None),
         ("/update_weights", update),
     ]
-    for changes, key in (({}, "a"), ({"enable_sleep_mode": True, "weights_root": "."}, "b")):
+    allowed: dict[str, Any] = {"enable_sleep_mode": True, "weights_root": "."}
+    cases: list[tuple[dict[str, Any], str]] = [({}, "a"), (allowed, "b")]
+    for changes, key in cases:
         served_by = config_of(TOKENIZER, api_key_file=str(file), **changes)
         with ScriptedServer(served_by, lambda *_: ["a"]) as server:
             for path, body in asks:

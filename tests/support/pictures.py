@@ -184,6 +184,6 @@ def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
     tower, platform = llm.parts.sight.tower, llm.platform
     assert tower is not None
     dtype = llm.config.model.dtype
-    grids = [picture.grid]
+    grids = [picture.grid] * picture.num_tiles
     made = encode(*(platform.backend, tower, picture.patches, grids, dtype, platform.place))
     return np.asarray(made.cpu().astype("float32").numpy())

@@ -215,8 +215,8 @@ def _started(
             context.store.measure(entry, event)
 
     events.changed = changed
-    request_id = record_of(request).request_id
-    entry.task = answer_in_background(context, request_id, ready.job, events, entry.gone, sent)
+    record = record_of(request)
+    entry.task = answer_in_background(context, record, ready.job, events, entry.gone, sent)
     entry.task.add_done_callback(lambda _: entry.moved.set())
     return _followed(entry, 0) if is_streamed else _object(entry)
 
