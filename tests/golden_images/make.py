@@ -359,7 +359,6 @@ CASES: dict[str, Case] = {
     "qwen2_vl": Case(
         *(transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
         *(QWEN2_VL, QWENS),
-        is_stored=True,
     ),
     "qwen3_vl": Case(
         *(transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
