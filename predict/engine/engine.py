@@ -237,7 +237,11 @@ class Engine:
         if self.riders:
             self.riders.make_way()
         drafts = self.speculation.propose(limits)
+        if self.eyes is not None:
+            self.eyes.look(bool(self.scheduler.decoding))
         while (batch := self.blame.retried(partial(self.scheduler.schedule, drafts))) is None:
+            if self.eyes is not None and not self._steps and self.eyes.finish():
+                continue
             if self._steps or not self.scheduler.wait():
                 return False
         if batch.block_copies:

@@ -95,6 +95,11 @@ class BoundLayers:
         runs = self._runs_of(part or (0, len(self._pairs)))
         return in_turn(self.ops, runs, hidden, inputs, tree_mask, rows)[0]
 
+    def forget(self) -> None:
+        """Gathers the tensors again with the next call: their memory is another one."""
+        self._runs.clear()
+        self._kept.clear()
+
     def _runs_of(self, part: tuple[int, int]) -> list[JoinedLayers]:
         found = self._runs.get(part)
         if found is None:
@@ -148,22 +153,6 @@ def with_images(ops: ModuleType, hidden: Tensor, table: Tensor, rows: Tensor) ->
 
     taken = ops.take(table, paddle.clip(rows, min=0)).astype(hidden.dtype)
     return paddle.where((rows >= 0).unsqueeze(1), taken, hidden)
-
-
-def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> None:
-    """Writes rows of a rotary table [P, R] for places in several dimensions, in place.
-
-    Row first + t takes each of its R / 2 angles from the row places[t, axis], of the angle's axis.
-    places: [T, 3] int32.
-    """
-    import paddle
-
-    count, axis_of = places.shape[0], paddle.to_tensor([*axes, *axes], place=table.place)
-    rows = paddle.gather(table, places[:, 0])
-    for axis in sorted({*axes} - {0}):
-        own = paddle.gather(table, places[:, axis])
-        rows = paddle.where((axis_of == axis).expand_as(rows), own, rows)
-    paddle.assign(rows, table._slice(first, first + count))
 
 
 def normed_over_ranks(ops: ModuleType, qkv: Tensor, attention: Attention) -> Tensor:
