@@ -3,7 +3,7 @@
     python -m examples.train_drafts --output_dir examples/demo_drafts
 
 needs torch, tokenizers and safetensors beside the toolkit, two cores and less than an hour. It
-writes a folder for each, `eagle` and `medusa`, with matrices in 8 bits, which
+writes a folder for each, `eagle` with matrices in 8 bits and `medusa` in 4, which
 --draft_model_name_or_path takes.
 
 The heads learn what the demo model says, so the demo model writes their texts: greedy and sampled
@@ -328,33 +328,38 @@ def train(
 
 # ---- files
 
-IN_8_BITS = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
-        }
-    },
-}
+GROUP = 128  # values of a row that share a scale, of codes of 4 bits
 
 
-def in_8_bits(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a file: matrices as codes, four a word, and a scale for each row."""
-    made: dict[str, Tensor] = {}
+def in_codes(state: dict[str, Tensor], bits: int) -> dict[str, Tensor]:
+    """The tensors of a file, matrices as codes in words of 32 bits and scales."""
+    made, half = dict[str, Tensor](), 1 << (bits - 1)
     for name, tensor in state.items():
         if tensor.dim() < 2:
             made[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
             continue
-        scale = (tensor.abs().amax(dim=1, keepdim=True) / 127).bfloat16()
-        codes = (tensor / scale.float()).round().clamp(-128, 127) + 128
+        groups = tensor.unflatten(1, (-1, GROUP if bits == 4 else tensor.shape[1]))
+        scale = (groups.abs().amax(dim=2) / (half - 1)).bfloat16()
+        codes = (groups / scale.float()[..., None]).round().clamp(-half, half - 1) + half
+        words = codes.flatten(1).to(torch.int64).unflatten(1, (-1, 32 // bits))
+        words = (words << torch.arange(0, 32, bits)).sum(-1)
         base = name.removesuffix(".weight")
-        words = codes.to(torch.uint8).contiguous().view(torch.int32)
-        made |= {f"{base}.weight_packed": words, f"{base}.weight_scale": scale}
+        made[f"{base}.weight_packed"] = words.to(torch.uint32).view(torch.int32)
+        made[f"{base}.weight_scale"] = scale
         made[f"{base}.weight_shape"] = torch.tensor(tensor.shape)
     return {name: tensor.contiguous() for name, tensor in made.items()}
+
+
+def said_of_codes(bits: int) -> dict[str, object]:
+    """The quantization_config of a config.json."""
+    weights = {"num_bits": bits, "type": "int", "symmetric": True}
+    how = {"strategy": "group", "group_size": GROUP} if bits == 4 else {"strategy": "channel"}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {**weights, **how}}},
+    }
 
 
 def write_eagle(
@@ -364,7 +369,7 @@ def write_eagle(
     folder.mkdir(parents=True, exist_ok=True)
     d2t = (ids - torch.arange(len(ids))).int()  # offsets
     state = {name: tensor.detach() for name, tensor in head.state_dict().items()}
-    save_file(in_8_bits({**state, "d2t": d2t}), folder / "model.safetensors", {"format": "pt"})
+    save_file(in_codes({**state, "d2t": d2t}, 8), folder / "model.safetensors", {"format": "pt"})
     model = sizes.to_hf()
     same = ("hidden_size", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps")
     values = {
@@ -378,7 +383,7 @@ def write_eagle(
         "num_key_value_heads": config.num_kv_heads,
         "tie_word_embeddings": True,
         "eagle_config": {"use_aux_hidden_state": False},
-        "quantization_config": IN_8_BITS,
+        "quantization_config": said_of_codes(8),
     }
     write_json(folder / "config.json", values)
 
@@ -389,14 +394,14 @@ def write_medusa(folder: Path, heads: MedusaHeads, ids: Tensor, sizes: ModelConf
     named = heads.heads.named_parameters()
     state = {name.replace(".", ".0.linear."): tensor.detach() for name, tensor in named}
     state["token_map"] = ids.int()
-    save_file(in_8_bits(state), folder / "medusa_lm_head.safetensors", {"format": "pt"})
+    save_file(in_codes(state, 4), folder / "medusa_lm_head.safetensors", {"format": "pt"})
     values = {
         "medusa_num_heads": len(heads.heads),
         "medusa_num_layers": 1,
         "original_lm_head": True,
         "hidden_size": sizes.hidden_size,
         "vocab_size": sizes.vocab_size,
-        "quantization_config": IN_8_BITS,
+        "quantization_config": said_of_codes(4),
     }
     write_json(folder / "config.json", values)
 

@@ -92,7 +92,7 @@ def write_shared(shared: Shared, folder: Path) -> tuple[str, ...]:
             made[name] = (array.dtype, found.checkpoint.read(name))
     source.close()
     write(folder / SHARED_FILE, made)
-    return MEDUSA_TAPS if found.form is None else found.form.taps
+    return MEDUSA_TAPS if found.form is None else tuple(dict.fromkeys(found.form.taps))
 
 
 @dataclass(frozen=True)
