@@ -99,6 +99,7 @@ COMMANDS = {
     "predict.bench.compare": ("predict.bench.compare.FLAGS", ""),
     "predict.bench.peer": ("predict.bench.peer.FLAGS", ""),
     "predict.bench.kernels": ("predict.bench.kernels.FLAGS", ""),
+    "predict.bench.tower": ("predict.bench.tower.FLAGS", ""),
     "predict.bench.serving": ("predict.bench.serving.__main__.FLAGS", ""),
 }
 MARKED = re.compile(r"(<!-- (fields|calls|file): ([^\n]+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)

@@ -53,16 +53,15 @@ from predict.loading.exported import check_export, part_of_run
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
+    LESS_MEMORY,
     check_page_memory,
+    gpu_blocks_and_slots,
     num_cache_blocks,
-    num_gpu_cache_blocks,
     num_state_slots,
-    workspace_bytes,
 )
 from predict.loading.model import (
     Opened,
     Weights,
-    check_encoder,
     check_memory,
     open_weights,
     plan_of,
@@ -81,8 +80,9 @@ from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks.addons import RanksShelf
 from predict.ranks.drafts import RanksFeed
+from predict.ranks.front import Ranks
 from predict.ranks.gpus import device_of
-from predict.ranks.start import start
+from predict.ranks.start import spawned, start
 from predict.resting import Origin, Resting, rebinding, refused, residence_of
 from predict.sight import Sight, with_eyes
 from predict.stepping import StepRunners
@@ -90,10 +90,6 @@ from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
 
-LESS_MEMORY = (
-    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
-    "device"
-)
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -131,7 +127,8 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     fit together, and in each of several processes that Paddle's launcher has started.
     """
     check_alone()
-    return Builder(config, tokenizer).parts()
+    with spawned(config) as ranks:
+        return Builder(config, tokenizer).parts(ranks)
 
 
 class Builder:
@@ -153,7 +150,6 @@ class Builder:
         self.platform = platform_of(device_of(model.device, rank, self.num_ranks), compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         self.read_spec = spec
-        check_encoder(spec, self.platform.gpu is not None)
         spec = with_eyes(config, spec, self.platform.gpu is not None)
         check_states(config, spec)
         spec = spec.with_latent_form(model.latent_form)
@@ -187,10 +183,10 @@ class Builder:
         self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
 
-    def parts(self) -> Parts:
-        """Reads the weights and makes the rest. Raises UserError."""
+    def parts(self, ranks: Ranks | None = None) -> Parts:
+        """Reads the weights and makes the rest; ranks: see start. Raises UserError."""
         config = self.config
-        running = self.running() if self.num_ranks == 1 else self._over_ranks()
+        running = self.running() if self.num_ranks == 1 else self._over_ranks(ranks)
         caches, num_blocks = running.caches, running.num_blocks
         scheduler = self._scheduler(num_blocks)
         addons = Addons(
@@ -235,7 +231,7 @@ class Builder:
             rebinding(self.forwards, runner),
         )
 
-    def _over_ranks(self) -> Running:
+    def _over_ranks(self, ranks: Ranks | None) -> Running:
         """The same, of other processes, which this one starts."""
         library.require()  # ranks add in it, whatever operators they run
         if self.config.model.mode == "static":
@@ -247,7 +243,7 @@ class Builder:
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
         has_draft = self.draft is not None or self.drafter is not None
-        started = start(self.given, shelf, self.spec.vocab_size, has_draft)
+        started = start(self.given, ranks, shelf, self.spec.vocab_size, has_draft)
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(
@@ -400,8 +396,10 @@ class Builder:
             self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
-        workspace = workspace_bytes(config, self.spec, draft)
-        return self._met(num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned))
+        num_blocks, self.num_state_slots = gpu_blocks_and_slots(
+            config, self.spec, memory, draft, pinned
+        )
+        return self._met(num_blocks)
 
     def _met(self, number: int = 0) -> int:
         """Waits for all ranks; the least of their numbers."""
@@ -436,6 +434,7 @@ class Builder:
                 pictures=self.sight.rows,
                 placing=placing_of(self.spec, config.max_length),
                 num_state_slots=self.num_state_slots,
+                same_bits=config.model.batch_invariant,
             )
         )
 

@@ -106,7 +106,8 @@ def open_state_drafter(
     if weights is None or program is None:
         return None if weights is None else StateDrafter(weights, None)
     weights.check_given(program.taps, config.model.model_name_or_path)
-    drafter = StateDrafter(weights, open_stored(config, spec, reader, platform))
+    # What a rank's program holds of embedding and head is in no tensor: it has both whole besides.
+    drafter = StateDrafter(weights, open_stored(config, whole, reader, platform))
     check_cpu_memory(config, spec, platform.free_bytes(), drafter.num_bytes, weights.spec)
     return drafter
 

@@ -146,7 +146,7 @@ class LLM(AddonVerbs[None], RestVerbs[None], VectorVerbs):
         if isinstance(parts, Pictures):
             pictures = parts
         elif pictures is None:
-            token_ids, pictures = self.parts.sight.read(token_ids, parts)
+            token_ids, pictures = self.parts.sight.read(token_ids, parts, self.tokenizer)
         return Samples(
             token_ids,
             params,

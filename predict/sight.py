@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,40 +13,54 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
+from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
-from predict.engine.pictures import Encode, Eyes
+from predict.engine.pictures import Encode, Eyes, PassLimits
 from predict.errors import UserError, quoted, unknown_key
-from predict.images.areas import AreaPixels
+from predict.images.decoding import Decode, Workers
+from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
-from predict.images.placed import Picture, Pictures, picture_of, with_pictures
+from predict.images.pixels import Pixels
+from predict.images.placed import Picture, Pictures, picture_of, pictures_in, with_pictures
+from predict.images.written import Encoder, with_ids, written
 from predict.loading.model import Weights
 from predict.loading.platform import Platform
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.spec import DecoderSpec
-from predict.nn.tower import Tower, encode, with_images
-from predict.nn.vision import VisionSpec
+from predict.nn.tower import Tower, encoding, with_images
+from predict.nn.vision import MAX_SPANS, TowerInputs, VisionSpec
+from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
+TRIED_ON_GPUS = False  # whether a tower has run on a real one: until then it is refused there
+LOOKED_UP = ("inference_with_reference", "lookahead")  # methods of drafts that run no network
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
 def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
     """The network, without its tower where no pictures are wanted.
 
-    Raises UserError for what pictures do not go with yet.
+    Raises UserError for what pictures do not go with yet; where the flags say nothing of pictures,
+    some kinds run with text alone.
     """
     if spec.vision is None or config.images.max_images == 0:
         return replace(spec, vision=None)
     degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
+    token = spec.vision.placeholder.token
     refused = {
-        f"--device {config.model.device}": on_gpu,
+        f"--device {config.model.device}": on_gpu
+        and (spec.vision.sees_itself or not TRIED_ON_GPUS),
+        f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
-        f"--speculate_method {method}": method is not None,
+        f"--speculate_method {method}": method not in (None, *LOOKED_UP),
     }
     for what, is_given in refused.items():
+        if is_given and spec.vision.can_be_left_out and not config.images.limit_mm_per_prompt:
+            LOG.info(f"{spec.model_type} runs with text alone: pictures do not go with {what} yet")
+            return replace(spec, vision=None)
         if is_given:
             raise UserError(
                 f"{spec.model_type} reads pictures, which do not go with {what} yet (on a CPU in "
@@ -60,19 +74,24 @@ class PictureReader:
     """Reads the pictures of prompts. Needs no weights: a server's front has one, too."""
 
     config: ImagesConfig
-    pixels: AreaPixels
+    pixels: Pixels
     spec: VisionSpec
     max_tokens: int  # of a prompt's pictures
+    decode: Decode  # files
 
     def read(
-        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[PicturePart],
+        tokenizer: Encoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """A prompt with all placeholders of its pictures, and these. Raises UserError.
 
-        token_ids: with one placeholder for each picture.
+        token_ids: with one placeholder for each picture. tokenizer: of kinds whose placeholders are
+        texts.
         """
         self.config.check_count(len(parts))
-        pictures = list[Picture]()
+        pictures, counts = list[Picture](), list[int]()
         num_tokens = num_pixels = 0
         most = self.config.max_image_pixels
 
@@ -81,7 +100,7 @@ class PictureReader:
             nonlocal num_tokens, num_pixels
             cells = self.spec.cells(pixels.grid(pixels.size(height, width)))
             self.spec.check_size(cells, where)
-            num_tokens += cells[0] * cells[1]
+            num_tokens += pixels.num_tokens(cells, pixels.num_tiles(height, width))
             num_pixels += height * width
             if num_tokens > self.max_tokens:
                 raise UserError(
@@ -97,8 +116,25 @@ class PictureReader:
         for number, part in enumerate(parts, 1):
             where = f"picture {number} of the prompt"
             pixels = self.pixels.changed(part.options, where)
-            pictures.append(picture_of(part.source, pixels, where, most, check))
-        return with_pictures(token_ids, pictures, self.spec.placeholder)
+            made = picture_of(
+                *(part.source, pixels, where, most, check, self.decode, self.config.media)
+            )
+            apart = pictures_in(made)
+            pictures += apart
+            counts.append(len(apart))
+        holder = with_ids(self.spec.placeholder, tokenizer)
+        return with_pictures(written(token_ids, counts, holder, tokenizer), pictures, holder)
+
+    def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
+        """The parts, addresses fetched. Raises UserError for the first that cannot be."""
+        self.config.check_count(len(parts))
+        media, made = self.config.media, list[PicturePart]()
+        for number, part in enumerate(parts, 1):
+            if is_address(part.source):
+                data = media.bytes_of(part.source, f"picture {number} of the prompt")
+                part = part._replace(source=data)
+            made.append(part)
+        return made
 
 
 def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
@@ -108,7 +144,8 @@ def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
         return None
     options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
     pixels = pixels_of(vision, directory, options)
-    return PictureReader(images, pixels, vision, config.max_length)
+    workers = Workers(images.max_image_pixels, images.max_image_seconds)
+    return PictureReader(images, pixels, vision, config.max_length, workers.decode)
 
 
 class Sight:
@@ -124,14 +161,14 @@ class Sight:
         self._opened: TowerWeights | None = None
         if self.spec is not None:
             self.num_places = max(config.max_length, config.token_budget)
-            self.rows = PictureRows(TABLES * self.num_places)
+            self.rows = PictureRows(TABLES * self.num_places, self.spec.sees_itself)
 
     def open(self, text: Weights) -> int:
         """Checks the tower's tensors; the bytes that tower and table take."""
         if self.spec is None or self.rows is None:
             return 0
         self._opened = open_tower(text, self.spec)
-        row = self.spec.out_size * DTYPE_BYTES[self.config.model.dtype]
+        row = self.spec.row_size * DTYPE_BYTES[self.config.model.dtype]
         return self._opened.num_bytes + self.rows.num_rows * row
 
     def joined(self, decoder: Decoder) -> Decoder:
@@ -144,19 +181,30 @@ class Sight:
         self.tower = tower = self._opened.read()
         # Plain operators compute in float32.
         dtype = self.config.model.dtype if platform.compiled is not None else "float32"
-        table = paddle.zeros([self.rows.num_rows, spec.out_size], dtype)
+        table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
-        assert made.axes is not None
-        encode_to = _encoder(tower, table, dtype, platform)
-        self.eyes = Eyes(self.rows, encode_to, made.axes.first)
+        levels = len(spec.mergers)
+        encode_to = encoder_of(tower, table.view([-1, spec.out_size]), dtype, platform)
+        first = -1 if made.axes is None else made.axes.first
+        self.eyes = Eyes(self.rows, encode_to, first, self._limits(spec), levels)
         return made
 
+    def _limits(self, spec: VisionSpec) -> PassLimits:
+        """A pass has room for the pictures of any prompt."""
+        config = self.config
+        budget = config.images.encoder_budget or config.token_budget
+        patches = config.max_length * spec.merge**2
+        return PassLimits(patches, MAX_SPANS, spec.num_spans, len(spec.layers), budget)
+
     def read(
-        self, token_ids: Sequence[int], parts: Sequence[PicturePart]
+        self,
+        token_ids: Sequence[int],
+        parts: Sequence[PicturePart],
+        tokenizer: Encoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """See PictureReader. Raises UserError for pictures where the model has no tower."""
         if self.reader is not None:
-            return self.reader.read(token_ids, parts)
+            return self.reader.read(token_ids, parts, tokenizer)
         if parts:
             is_off = self.config.images.max_images == 0
             raise UserError(
@@ -203,18 +251,62 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
-def _encoder(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
-    def write(picture: Picture, rows: npt.NDArray[np.int32]) -> None:
+def encoder_of(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
+    """What makes rows of pictures in a table.
+
+    table: [rows * levels, H]: what a row and its taps have is one behind the other.
+    """
+    ops, place, levels = platform.backend, platform.place, len(tower.mergers)
+
+    def write(
+        pictures: Sequence[Picture],
+        rows: Sequence[npt.NDArray[np.int32]],
+        max_layers: int | None = None,
+    ) -> Iterator[None]:
         import paddle
 
+        made = list[Any]()
+
+        def first(given: TowerInputs, width: int) -> Any:
+            return _cut(pictures, given.order, (ops, place), width, dtype)
+
+        grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
+        steps = encoding(ops, tower, first, grids, dtype, made, place, max_layers)
+        while True:
+            with paddle.no_grad():  # ends where others run in between
+                if next(steps, steps) is steps:
+                    break
+            yield
         with paddle.no_grad():
-            made = encode(
-                *(platform.backend, tower, picture.patches, picture.grid, dtype, platform.place)
-            )
-            # Run by run: Paddle scatters no 16-bit types on a CPU.
-            borders = np.flatnonzero(np.diff(rows) != 1) + 1
-            for begin, end in pairwise([0, *borders.tolist(), len(rows)]):
-                first = int(rows[begin])
-                paddle.assign(made[begin:end], table._slice(first, first + end - begin))
+            for level, part in enumerate(made):
+                numbers = np.concatenate(rows) * levels + level
+                ops.put_rows(table, tensor_at(numbers.astype(np.int32), place), part)
 
     return write
+
+
+def _cut(
+    pictures: Sequence[Picture],
+    order: npt.NDArray[np.int64],
+    device: tuple[ModuleType, Any],
+    width: int,
+    dtype: str,
+) -> Any:
+    """Patches [P, width] of pictures, cells in `order`: bytes cross to the device alone."""
+    (ops, place), pixels = device, pictures[0].pixels
+    origins, strides, first = list[Any](), list[Any](), 0
+    for each in pictures:
+        own, size = pixels.origins(each.grid), each.values.size // each.num_tiles
+        for _ in range(each.num_tiles):
+            origins.append(own + first)
+            strides.append(np.full(len(own), each.grid[1] * pixels.patch_size))
+            first += size
+
+    def ordered(parts: Sequence[npt.NDArray[np.int64]]) -> Any:
+        cells = np.concatenate(parts).reshape(len(order), -1)
+        return tensor_at(cells[order].reshape(-1).astype(np.int32), place)
+
+    values = np.concatenate([each.values.reshape(-1) for each in pictures])
+    sizes = pixels.patch_size, width
+    given = tensor_at(values, place), ordered(origins), ordered(strides)
+    return ops.cut_patches(*given, sizes, pixels.scaling, dtype)

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Command] = {
     "bench throughput": Command("predict.bench.throughput", "times an engine"),
     "bench serving": Command("predict.bench.serving.__main__", "puts load on a server"),
     "bench kernels": Command("predict.bench.kernels", "times one operator at a time"),
+    "bench tower": Command("predict.bench.tower", "times a vision tower"),
     "bench compare": Command("predict.bench.compare", "compares two measurements"),
     "bench peer": Command("predict.bench.peer", "times llama.cpp beside this"),
 }

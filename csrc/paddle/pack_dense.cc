@@ -4,17 +4,11 @@
 // on a GPU, which multiplies matrices as checkpoints store them.
 #include "regatta/pack_dense.h"
 
+#include "activation_type.h"
 #include "cuda_resources.h"
 
 namespace regatta::binding {
 namespace {
-
-DType parse_dtype(const std::string& name) {
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    if (name == dtype_name(dtype)) return dtype;
-  }
-  fail("dtype '" + name + "' is not known (allowed: float32, bfloat16, float16)");
-}
 
 std::vector<int64_t> packed_shape(int64_t in_features, int64_t out_features, DType dtype) {
   const int64_t panels = (out_features + 31) / 32;
@@ -32,7 +26,7 @@ Tensors pack_dense(const paddle::Tensor& weight, bool transposed, const std::str
   params.out_features = weight_view.shape[transposed ? 0 : 1];
   params.transposed = transposed;
   params.from = weight_view.dtype;
-  params.to = parse_dtype(dtype);
+  params.to = activation_type(dtype);
   paddle::Tensor packed = device.empty(
       device.is_cpu() ? packed_shape(params.in_features, params.out_features, params.to)
                       : std::vector<int64_t>{params.out_features, params.in_features},
@@ -45,11 +39,11 @@ Tensors pack_dense(const paddle::Tensor& weight, bool transposed, const std::str
 
 // The CPU's: an exported program packs nothing, so no shape of a GPU is ever inferred.
 std::vector<Shape> infer_shape(const Shape& weight, bool transposed, const std::string& dtype) {
-  return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], parse_dtype(dtype))};
+  return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], activation_type(dtype))};
 }
 
 std::vector<Type> infer_dtype(const Type&, bool, const std::string& dtype) {
-  return {paddle_dtype(parse_dtype(dtype))};
+  return {paddle_dtype(activation_type(dtype))};
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ def prepare_prompts(
             raise UserError(f"{item.where}: the prompt has no tokens; give src some text")
         if parts:
             try:
-                ids, pictures[index] = _seen(ids, parts, item, reader())
+                ids, pictures[index] = _seen(ids, parts, item, reader(), tokenizer)
             except UserError as error:
                 raise UserError(f"{item.where}: {error}") from None
         elif len(ids) > src_length:
@@ -102,14 +102,18 @@ def prepare_prompts(
 
 
 def _seen(
-    ids: list[int], parts: Sequence[PicturePart], item: DataItem, reader: PictureReader | None
+    ids: list[int],
+    parts: Sequence[PicturePart],
+    item: DataItem,
+    reader: PictureReader | None,
+    tokenizer: Tokenizer,
 ) -> tuple[list[int], Pictures | None]:
     if reader is None:
         raise UserError(
             f"the prompt has {len(parts)} pictures, and this model reads text alone; leave them out"
         )
     found = [part._replace(source=located(part.source, item.folder)) for part in parts]
-    return reader.read(ids, found)
+    return reader.read(ids, found, tokenizer)
 
 
 def prepare_params(

@@ -66,6 +66,10 @@ class Settings(TypedDict, total=False):
     limit_mm_per_prompt: Mapping[str, int]
     mm_processor_kwargs: Mapping[str, Any]
     max_image_pixels: int
+    max_image_seconds: float
+    encoder_budget: int | None
+    allowed_media_domains: tuple[str, ...] | list[str]
+    allowed_local_media_path: str | os.PathLike[str] | None
 
 
 class EngineSettings(Settings):

@@ -40,6 +40,7 @@ class Limits:
             )
         if config.pictures is not None:
             config.pictures.check_fits(request)
+            self._check_uncut(request)
         if config.placing is not None:
             places = config.placing.of(request.prompt_token_ids, request.prefix.num_tokens)
             if places.runs_whole:
@@ -57,6 +58,25 @@ class Limits:
             less = f" ({longest} less {prefix.num_tokens} of its prefix)"
             why = f"{error}{less if prefix.num_tokens else ''}"
             raise UserError(f"request {request.request_id}: {why}") from None
+
+    def _check_uncut(self, request: Request) -> None:
+        """Raises UserError where a picture that is read in one step might have no room in any."""
+        config, pictures = self._config, request.pictures
+        if pictures is None or config.pictures is None or not config.pictures.whole:
+            return
+        longest = max(each.picture.num_tokens for each in pictures.placed)
+        budget = config.max_num_batched_tokens - (config.max_num_seqs - 1)
+        if config.chunked_prefill and longest > budget:
+            raise UserError(
+                f"request {request.request_id}: a picture of {longest} tokens is read in one step, "
+                f"and that takes {config.max_num_batched_tokens}, of which other requests may have "
+                f"{config.max_num_seqs - 1} (allowed: {budget}); raise max_num_batched_tokens"
+            )
+        if request.wants_prompt_logits:
+            raise UserError(
+                f"request {request.request_id}: tokens of this model's pictures see each other, so "
+                "that prompts with pictures have no logprobs; leave prompt_logprobs out"
+            )
 
     def _check_whole(self, request: Request) -> None:
         """Raises UserError where a bidirectional prompt cannot run in one span."""

@@ -237,7 +237,11 @@ class Engine:
         if self.riders:
             self.riders.make_way()
         drafts = self.speculation.propose(limits)
+        if self.eyes is not None:
+            self.eyes.look(bool(self.scheduler.decoding))
         while (batch := self.blame.retried(partial(self.scheduler.schedule, drafts))) is None:
+            if self.eyes is not None and not self._steps and self.eyes.finish():
+                continue
             if self._steps or not self.scheduler.wait():
                 return False
         if batch.block_copies:
@@ -305,7 +309,11 @@ class Engine:
             sampling = [span.request for span in spans if span.samples]
             found.update(zip(sampling, tokens, strict=True))
             known = KnownTokens(tokens, part.tokens.logprobs().copied())
-            known.hidden = part.tokens.hidden
+            # Parts of one shape may be replays of one graph, whose states the next one overwrites.
+            # Those that lie on ranks are taken back here by the next part's launch.
+            known.hidden = hidden = part.tokens.hidden
+            if all(states is not None for states in hidden.values()):
+                known.hidden = {tap: states.clone() for tap, states in hidden.items()}
             parts.append(StepPart(spans, known))
 
         self.blame.find(batch.spans, run)

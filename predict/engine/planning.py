@@ -79,11 +79,12 @@ class Planner:
         while waiting and running and waiting[0].rank < running[-1].rank:
             rank = waiting[0].rank
             decoding = sum(each.num_left == 1 and each.rank < rank for each in running)
+            begun = len(spans)
             if not self._queue.admit_ahead(
                 running, left - decoding, spans, lambda: self._preempt_last(preempted)
             ):
                 break
-            left -= spans[-1].num_tokens
+            left -= sum(span.num_tokens for span in spans[begun:])
         return [span for span in spans if span.request.status is RequestStatus.RUNNING]
 
     def _is_first_a_prompt(self) -> bool:

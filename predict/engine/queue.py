@@ -12,14 +12,16 @@ from typing import Any
 
 from predict.adapters.pool import READ_AHEAD
 from predict.engine.failures import RequestError
+from predict.engine.picture_spans import uncut
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
-from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
+from predict.engine.scheduled import STRIDE, ScheduledSpan, SchedulerConfig, prompt_span
 from predict.engine.states import StateSlots
 from predict.engine.stats import EngineStats
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
 MAX_PROMPT_LOGITS = 256
+FEW_TOKENS = 8  # kFewTokens of csrc/cuda/states/delta_net.h
 
 
 def chunk(
@@ -33,21 +35,44 @@ def chunk(
     """Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
 
     A prompt is cut where it leaves a state behind. One with logprobs always runs in chunks, since
-    its logits take memory. A bidirectional prompt is never cut; the tokens generated behind it
-    before a preemption may be.
+    its logits take memory. A bidirectional prompt is never cut, nor is a picture whose tokens see
+    each other; the tokens generated behind it before a preemption may be.
     """
     end = next((each for each in request.state_ends if each > start), len(request.token_ids))
     num_left = end - start
     over_budget = first and not config.chunked_prefill
     is_whole = start < request.num_prompt_tokens and not request.shares_blocks
+    if config.pictures is not None:
+        num_readable = config.pictures.num_readable(request, start, num_left)
+        if num_readable < num_left and (is_whole or not config.chunked_prefill):
+            return 0
+        num_left = num_readable
     if is_whole and budget < request.num_prompt_tokens and not over_budget:
         return 0
     if request.wants_prompt_logits:
         num_left = min(num_left, budget)
         budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
     elif not config.chunked_prefill:
-        return num_left if num_left <= budget or first else 0
-    return min(num_left, budget)
+        budget = num_left if num_left <= budget or first else 0
+    num_tokens = min(num_left, budget)
+    if config.pictures is not None and config.pictures.whole:
+        num_tokens = uncut(request, start, num_tokens)
+    alike = config.same_bits and config.num_state_slots
+    return _alike(request, start, num_tokens) if alike else num_tokens
+
+
+def _alike(request: Request, start: int, num_tokens: int) -> int:
+    """How many of the tokens give the same bits as in any other step.
+
+    GPUs compute a prompt's states in chunks of STRIDE from its beginning, what is left of it, and
+    the tokens behind it, one by one, up to FEW_TOKENS a step.
+    """
+    if start >= request.num_prompt_tokens:
+        return min(num_tokens, FEW_TOKENS)
+    end = start + num_tokens
+    if end >= request.num_prompt_tokens:
+        return request.num_prompt_tokens - start
+    return max(end // STRIDE * STRIDE - start, 0)
 
 
 def rank_of(request: Request) -> tuple[float, int]:
@@ -131,12 +156,13 @@ class Queue:
             num_slots -= request.num_slots
             if num_slots < 0 or self._waits_for_leader(request):
                 return
-            first = len(spans) == num_decodes
+            begun = len(spans)
+            first = begun == num_decodes
             need = self._enter(running, headroom if running else None, budget, first, spans)
             if need is None:
                 return
             headroom += request.num_slots * (need.num_blocks < request.max_num_blocks)
-            budget -= spans[-1].num_tokens
+            budget -= sum(span.num_tokens for span in spans[begun:])
 
     def admit_ahead(
         self,
@@ -154,7 +180,8 @@ class Queue:
         request = self.requests[0]
         if self.yields or self._awaited is not None or self._waits_for_leader(request):
             return False
-        if budget < 1 or not chunk(self._config, request, 0, budget, not spans, spans):
+        runs = chunk(self._config, request, 0, budget, not spans, spans)
+        if budget < 1 or not (runs or self._waits_for_pictures(request, 0)):
             return False
         while True:
             ahead = running[: bisect_left(running, request.rank, key=rank_of)]
@@ -184,14 +211,18 @@ class Queue:
         first: bool,
         spans: list[ScheduledSpan],
     ) -> Need | None:
-        """Moves the first request into the batch, its span the last one; None: there is no room."""
+        """Moves the first request into the batch; None: there is no room.
+
+        Its span is the last one; it has none while it waits for a picture.
+        """
         request = self.requests[0]
         try:
             need = self._need(request, headroom)
             if need is None:
                 return None
             num_tokens = chunk(self._config, request, need.num_cached, budget, first, spans)
-            if not num_tokens or not self._has_room(need):
+            waits = not num_tokens and self._waits_for_pictures(request, need.num_cached)
+            if not (num_tokens or waits) or not self._has_room(need):
                 return None
             for resource in self.resources:
                 resource.reserve(need)
@@ -203,8 +234,17 @@ class Queue:
             running.append(request)
         else:
             insort(running, request, key=rank_of)
-        spans.append(prompt_span(request, need.num_cached, num_tokens))
+        if num_tokens:
+            spans.append(prompt_span(request, need.num_cached, num_tokens))
         return need
+
+    def _waits_for_pictures(self, request: Request, num_cached: int) -> bool:
+        """Whether a request has nothing to run until a picture is encoded, which it must hold."""
+        pictures = self._config.pictures
+        if pictures is None:
+            return False
+        count = len(request.token_ids) - num_cached
+        return pictures.num_readable(request, num_cached, count) < count
 
     def _waits_for_leader(self, request: Request) -> bool:
         return (

@@ -14,6 +14,8 @@ from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.nn.places import Placing
 
+STRIDE = 64  # tokens: kept states lie at multiples of it, and of a block's
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -37,6 +39,7 @@ class SchedulerConfig:
     placing: Placing | None = None  # for a network whose positions are not 0, 1, 2, ...
     # Of a network with states (predict.engine.states): two for each sequence, and more; else 0.
     num_state_slots: int = 0
+    same_bits: bool = False  # how steps are cut changes no bit: see predict.engine.queue.chunk
 
     def __post_init__(self) -> None:
         sizes = "max_num_seqs max_num_batched_tokens max_length block_size num_blocks"
@@ -53,6 +56,13 @@ class SchedulerConfig:
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"{self.max_num_seqs}: a step could not decode every sequence; raise "
                 "max_num_batched_tokens or lower max_num_seqs"
+            )
+        least = self.max_num_seqs + STRIDE
+        if self.same_bits and self.num_state_slots and self.max_num_batched_tokens < least:
+            raise UserError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is too small for "
+                f"batch_invariant with states: prompts go by {STRIDE} tokens beside one of each "
+                f"other sequence (allowed: {least} and more)"
             )
 
     @property

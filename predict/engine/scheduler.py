@@ -188,9 +188,9 @@ class Scheduler:
             return None
         self._out.check_room()
         spans, preempted = self._planner.plan(draft_token_ids)
-        copies, self.blocks.copies = self.blocks.copies, []
         if not spans:
-            return None  # every request waits for its last token
+            return None  # every request waits for its last token, or for a picture
+        copies, self.blocks.copies = self.blocks.copies, []
         num_tokens = sum(span.num_tokens for span in spans)
         self.stats.num_steps += 1
         self.stats.num_scheduled_tokens += num_tokens

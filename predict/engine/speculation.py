@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import cast
 
 from predict.engine.beams import Candidates
@@ -265,7 +265,7 @@ class Speculation:
             requests, limits = zip(*wanted, strict=True)
             for request, drafts in zip(requests, proposer.propose(requests, limits), strict=True):
                 allowed = drafts if request.guide is None else request.guide.valid(drafts)
-                found.append((request, allowed))
+                found.append((request, _of_text(request, allowed)))
 
         def failed(wanted: tuple[Request, int], error: Exception) -> None:
             if not proposer.looks_up:  # a draft model proposes while no step runs
@@ -335,3 +335,11 @@ class Speculation:
             counts = with_accepted(self.stats.num_accepted_by_position, num_accepted)
             self.stats.num_accepted_by_position = counts
         return accepted
+
+
+def _of_text(request: Request, drafts: Sequence[int]) -> Sequence[int]:
+    """Drafts up to the first placeholder of a picture, which prompts have and answers have not."""
+    if request.pictures is None:
+        return drafts
+    placeholder = request.token_ids[request.pictures.placed[0].start]
+    return list(takewhile(lambda token: token != placeholder, drafts))

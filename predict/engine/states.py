@@ -22,10 +22,8 @@ from collections.abc import Collection
 
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import CacheBlocks, Need
-from predict.engine.scheduled import ScheduledSpan
+from predict.engine.scheduled import STRIDE, ScheduledSpan
 from predict.engine.stats import EngineStats
-
-STRIDE = 64  # tokens: kept states lie at multiples of it, and of a block's
 
 
 class StateSlots:

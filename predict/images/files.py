@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError, quoted
+from predict.images.fetching import NO_MEDIA, Media, is_address
 from predict.images.limits import MAX_BYTES
 from predict.system.files import open_regular
 
 DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+)?(;[a-zA-Z0-9=.+-]+)*;base64,")
 
 
-def file_bytes(source: Any, where: str) -> tuple[bytes, str]:
-    """The bytes of a file, and the media type that a data URL says, or ""."""
+def file_bytes(source: Any, where: str, media: Media = NO_MEDIA) -> tuple[bytes, str]:
+    """The bytes of a file, and the media type that a data URL says, or "".
+
+    media: where addresses may be fetched from.
+    """
     if isinstance(source, (bytes, bytearray, memoryview)):
         data, kind = bytes(source), ""
     elif isinstance(source, str) and source[:5].lower() == "data:":
         data, kind = _of_url(source, where)
+    elif is_address(source):
+        data, kind = media.bytes_of(source, where), ""
     elif isinstance(source, str) and re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", source):
         raise UserError(
             f"{where} is the address {quoted(source)}, and none is fetched (allowed: data URLs, "

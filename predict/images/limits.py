@@ -9,12 +9,14 @@ from predict.errors import UserError, quoted, unknown_key
 from predict.system.ranges import Range
 
 MAX_PIXELS = 1 << 26  # of one picture, unless a flag says another number
+MOST_PIXELS = 1 << 27  # that a flag may say
 MAX_BYTES = 1 << 26  # of one file
 MAX_TOGETHER = 8  # times the pixels of one picture: of all pictures of a prompt
 MAX_SCANS = 100  # of a JPEG
 MAX_SIDES = 200  # one side over the other
 AREA = Range(1, 1 << 28)  # pixels
 OPTIONS = ("min_pixels", "max_pixels")  # that a request, and a flag, may change
+SWITCHES = ("do_pan_and_scan",)  # that a flag may change, besides
 
 
 def check_options(options: Mapping[str, Any], where: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from predict.errors import UserError, quoted
+from predict.images.fetching import NO_MEDIA, Media
 from predict.images.files import file_bytes
 from predict.images.limits import MAX_PIXELS, MAX_SCANS, MAX_SIDES
 
@@ -34,6 +35,14 @@ class Opened(NamedTuple):
     digest: bytes  # of the file, or of all that an image in memory holds
 
 
+class Header(NamedTuple):
+    """A picture whose header was read and checked."""
+
+    image: Image  # not decoded, but of one in memory
+    digest: bytes  # see Opened
+    data: bytes | None  # of the file; None of an image in memory
+
+
 def opened(
     source: Any,
     where: str = "the picture",
@@ -44,6 +53,18 @@ def opened(
 
     check(height, width): is asked ahead of decoding, sides as the file has them.
     """
+    found = header(source, where, max_pixels, check)
+    return Opened(as_rgb(found.image, where), found.digest)
+
+
+def header(
+    source: Any,
+    where: str,
+    max_pixels: int,
+    check: Callable[[int, int], None],
+    media: Media = NO_MEDIA,
+) -> Header:
+    """The picture before it is decoded. See `opened`. media: where addresses may lead."""
     from PIL import Image
 
     if isinstance(source, np.ndarray):
@@ -51,8 +72,8 @@ def opened(
     if isinstance(source, Image.Image):
         check_size(source.size, where, max_pixels)
         check(source.height, source.width)
-        return Opened(_as_rgb(source, where), _digest_of(source))
-    data, kind = file_bytes(source, where)
+        return Header(source, _digest_of(source), None)
+    data, kind = file_bytes(source, where, media)
     digest = hashlib.blake2b(data, digest_size=32).digest()
     # The limit is ours. Not within catch_warnings, which threads may leave in another order.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
@@ -73,7 +94,7 @@ def opened(
         raise UserError(f"{where} is a BMP of coded runs (allowed: plain ones); save it as PNG")
     check_size(image.size, where, max_pixels)  # ahead of decoding
     check(image.height, image.width)
-    return Opened(_as_rgb(image, where), digest)
+    return Header(image, digest, data)
 
 
 def check_size(size: tuple[int, int], where: str, max_pixels: int) -> None:
@@ -102,8 +123,8 @@ def _of_array(values: np.ndarray[Any, Any], where: str) -> Image:
     return Image.fromarray(np.ascontiguousarray(values))
 
 
-def _as_rgb(image: Image, where: str) -> Image:
-    """The picture upright, its alpha on white."""
+def as_rgb(image: Image, where: str) -> Image:
+    """The picture upright, its alpha on white. Raises UserError, and MemoryError."""
     from PIL import Image, ImageOps
 
     try:
@@ -118,6 +139,8 @@ def _as_rgb(image: Image, where: str) -> Image:
             laid = Image.alpha_composite(white, strip.convert("RGBA"))
             made.paste(laid.convert("RGB"), (0, top))
         return made
+    except MemoryError:
+        raise
     except Exception as error:
         raise UserError(
             f"{where} cannot be decoded ({quoted(str(error))}); its file is damaged or cut off"

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from predict.nn.plans import LinearPlan, WeightPlan
 
 
+LESS_MEMORY = (
+    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
+    "device"
+)
 KEPT_STATES = 64  # that prompts leave behind, where no flag says how many bytes they take
 KEPT_SHARE = 4  # of the memory for the cache: they take no more than one part of so many
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
@@ -158,6 +162,31 @@ def num_gpu_cache_blocks(
     return min(wanted, capacity // config.cache.block_size)
 
 
+def gpu_blocks_and_slots(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    memory: MemoryInfo,
+    draft: DecoderSpec | None = None,
+    num_pinned: int = 0,
+) -> tuple[int, int]:
+    """Blocks of the cache, and slots for states, of a GPU whose weights are in place.
+
+    Raises UserError with the arithmetic when too little fits.
+    """
+    workspace = workspace_bytes(config, spec, draft)
+    num_slots = _gpu_state_slots(config, spec, memory, workspace)
+    workspace += num_slots * spec.state_bytes
+    return num_gpu_cache_blocks(config, spec, memory, workspace, draft, num_pinned), num_slots
+
+
+def _gpu_state_slots(
+    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, used_bytes: int
+) -> int:
+    """Slots beside what is in use and used_bytes; 0 where these alone do not fit."""
+    free = memory.free + memory.held - memory.in_use - used_bytes
+    return num_state_slots(config, spec, free) if free > 0 else 0
+
+
 def check_gpu_memory(
     config: EngineConfig,
     spec: DecoderSpec,
@@ -178,13 +207,14 @@ def check_gpu_memory(
     _, least = _wanted_blocks(config, 0)
     num_tokens = (config.cache.num_cache_blocks or least) * config.cache.block_size
     per_token = bytes_per_token(config, spec, draft)
+    workspace = workspace_bytes(config, spec, draft)
+    num_slots = _gpu_state_slots(config, spec, memory, weight_bytes + workspace)
+    workspace += num_slots * spec.state_bytes
     cache_capacity(
         memory.total,
         memory.free + memory.held - memory.in_use,
         weight_bytes=weight_bytes,
-        workspace_bytes=max(
-            workspace_bytes(config, spec, draft), loading_bytes - num_tokens * per_token
-        ),
+        workspace_bytes=max(workspace, loading_bytes - num_tokens * per_token),
         bytes_per_token=per_token,
         num_tokens=num_tokens,
         utilization=config.cache.gpu_memory_utilization,

@@ -7,6 +7,12 @@ from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
+RUNS_ON_GPUS = False  # until tests/gpu/test_hybrids.py has passed on one
+
+
+def _runs_on(kind: str) -> bool:
+    return kind == "cpu" or (kind == "gpu" and RUNS_ON_GPUS)
+
 
 def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False) -> None:
     """Raises UserError for what a network with states, or one without, does not run with.
@@ -24,7 +30,7 @@ def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False)
         return
     model, drafts = config.model, config.speculation.speculate_method
     asked = {
-        f"--device {model.device}": kind_of(model.device) != "cpu",
+        f"--device {model.device}": not _runs_on(kind_of(model.device)),
         "--mode static": exports or model.mode == "static",
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import QuantSettings
 from predict.device.place import to_float32
-from predict.images.areas import AreaPixels, read_pixels
+from predict.images.pixels import Pixels, read_pixels
 from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.online import Online
 from predict.loading.model import Weights
 from predict.loading.sources import CheckpointSource, RandomSource, WeightSource
-from predict.nn.blocks import Linear
+from predict.nn.blocks import Block, Linear
+from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.plans import (
     LayerPlan,
     LinearPlan,
@@ -25,19 +29,31 @@ from predict.nn.plans import (
     block_plan,
     norm_plan,
 )
-from predict.nn.tower import Tower
-from predict.nn.vision import CHANNELS, VisionSpec
+from predict.nn.tower import MergerWeights, Tower
+from predict.nn.vision import CHANNELS, Base, Merger, Product, VisionSpec
 from predict.schemes import Quantized, scheme_of
+
+WIDTH = 32  # features between products are a multiple of it in memory
 
 
 class TowerLayout(Online):
     """A dense checkpoint, whose MLPs' slope is folded into the products around their function.
 
     x * sigmoid(s x) = silu(s x) / s: the first is multiplied by s, the last divided by it.
+    Widths that fast products do not take are wider in memory, by zeros.
     """
 
-    def __init__(self, source: WeightSource, plan: WeightPlan, spec: VisionSpec) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        plan: WeightPlan,
+        spec: VisionSpec,
+        stored: Mapping[tuple[str, ...], LinearPlan],
+        products: Mapping[str, Product],
+    ) -> None:
+        """stored: the plans of what the checkpoint has, by prefixes. products: of mergers."""
         super().__init__(source, QuantSettings(), plan)
+        self._stored, self._products, self._width = stored, products, spec.hidden_size
         names = spec.names
         factors = ((names.gate_up, spec.slope), (names.down, 1 / spec.slope))
         self._factors = {name: factor for ends, factor in factors for name in ends}
@@ -47,13 +63,44 @@ class TowerLayout(Online):
         return next(found, 1.0)
 
     def read(self, plan: LinearPlan) -> Quantized:
-        weight, factor = super().read(plan), self._factor(plan)
-        return weight if factor == 1 else replace(weight, codes=to_float32(weight.codes) * factor)
+        stored = self._stored[plan.prefixes]
+        weight, factor = self._as_read(stored), self._factor(plan)
+        if factor == 1 and stored == plan:
+            return weight
+        codes = _wide(to_float32(weight.codes) * np.float32(factor), stored, plan)
+        more = plan.in_features - stored.in_features
+        return replace(weight, codes=np.pad(codes, ((0, 0), (0, more))))
+
+    def _as_read(self, plan: LinearPlan) -> Quantized:
+        """As the network reads it: see Product."""
+        prefix, inner = plan.prefixes[0], plan.in_features
+        product = self._products.get(prefix)
+        if product is not None and product.is_parameter:
+            stored = self.source.host_matrix((prefix,), (inner, plan.out_features))
+            return Quantized(np.ascontiguousarray(to_float32(stored).T), None)
+        weight = super().read(plan)
+        if product is None or not product.channels_first:
+            return weight
+        values = to_float32(weight.codes).reshape(plan.out_features, self._width, -1)
+        ordered = np.ascontiguousarray(values.transpose(0, 2, 1))
+        return replace(weight, codes=ordered.reshape(-1, inner))
 
     def bias(self, plan: LinearPlan) -> Any:
-        values, factor = super().bias(plan), self._factor(plan)
-        is_same = values is None or factor <= 1  # that of the last product is behind the function
-        return values if is_same else to_float32(values) * factor
+        stored = self._stored[plan.prefixes]
+        values, factor = super().bias(stored), max(self._factor(plan), 1.0)
+        # That of the last product is behind the function.
+        if values is None or (factor == 1 and stored == plan):
+            return values
+        return _wide(to_float32(values) * np.float32(factor), stored, plan)
+
+
+def _wide(values: Any, stored: LinearPlan, plan: LinearPlan) -> Any:
+    """Rows of each of the stored parts, with rows of zeros behind them."""
+    made = list[Any]()
+    borders = np.cumsum(stored.part_sizes)[:-1]
+    for part, size in zip(np.split(values, borders), plan.part_sizes, strict=True):
+        made.append(np.pad(part, ((0, size - len(part)), *((0, 0),) * (values.ndim - 1))))
+    return np.concatenate(made)
 
 
 @dataclass(frozen=True)
@@ -62,7 +109,7 @@ class TowerWeights:
 
     spec: VisionSpec
     text: Weights
-    base: str
+    base: Base
 
     @property
     def num_bytes(self) -> int:
@@ -72,44 +119,82 @@ class TowerWeights:
     @property
     def layers(self) -> tuple[LayerPlan, ...]:
         """The blocks, and where each of their weights comes from."""
-        names = replace(self.spec.names, layer=self.base + self.spec.names.layer)
+        return self._layers(self.spec.layers)
+
+    def _layers(self, blocks: Sequence[Sequence[Block]]) -> tuple[LayerPlan, ...]:
+        names = replace(self.spec.names, layer=self.base.tower + self.spec.names.layer)
         return tuple(
             tuple(
                 block_plan(names, self.spec.hidden_size, index, number, block)
                 for number, block in enumerate(layer)
             )
-            for index, layer in enumerate(self.spec.layers)
+            for index, layer in enumerate(blocks)
         )
 
     @property
-    def merger(self) -> tuple[NormPlan, LinearPlan, LinearPlan]:
-        """Norm, first and last product of the merger."""
-        spec, base = self.spec, self.base
-        cell, inner = spec.cell_values, spec.merger.inner
-        norm, up, down = spec.merger.names
-        return (
-            norm_plan(spec.merger.norm, base + norm, spec.hidden_size),
-            LinearPlan((base + up,), (inner,), cell, True),
-            LinearPlan((base + down,), (spec.out_size,), inner, True),
+    def mergers(self) -> tuple[tuple[NormPlan | None, tuple[LinearPlan, ...]], ...]:
+        """The norm and the products of each merger."""
+        return tuple(map(self._merger, self.spec.mergers))
+
+    @property
+    def norms(self) -> tuple[NormPlan | None, NormPlan | None]:
+        """The norms ahead of all layers and behind them."""
+        spec, base = self.spec, self.base.tower
+        ends = (
+            (spec.first_norm, spec.first_norm_name),
+            (spec.last_norm, spec.last_norm_name),
         )
+        first, last = (
+            None if norm is None else norm_plan(norm, base + name, spec.hidden_size)
+            for norm, name in ends
+        )
+        return first, last
+
+    @property
+    def products(self) -> dict[str, Product]:
+        """The products of all mergers, by prefix."""
+        found = [each for merger in self.spec.mergers for each in merger.products]
+        return {self.base.merger + each.name: each for each in found}
+
+    def _merger(self, merger: Merger) -> tuple[NormPlan | None, tuple[LinearPlan, ...]]:
+        spec, base = self.spec, self.base.merger
+        inner, linears = spec.values_of(merger), list[LinearPlan]()
+        size = inner if merger.norms_cells else spec.hidden_size
+        for product in merger.products:
+            plan = LinearPlan(
+                (base + product.name,), (product.out_features,), inner, product.has_bias
+            )
+            linears.append(plan)
+            inner = product.out_features
+        if merger.norm is None:
+            return None, tuple(linears)
+        return norm_plan(merger.norm, base + merger.norm_name, size), tuple(linears)
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all tensors."""
         return dict(self._expected())
 
     def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        pixels = self.spec.pixels
-        side, frames = pixels.patch_size, pixels.temporal_patch_size
-        width, patches = self.spec.hidden_size, self.base + self.spec.patch_name
-        yield f"{patches}.weight", (width, CHANNELS, frames, side, side)
-        norm, *linears = self.merger
-        norms = [norm]
+        spec, width, side = self.spec, self.spec.hidden_size, self.spec.pixels.patch_size
+        patches = self.base.tower + spec.patch_name
+        frames = (spec.frames,) if spec.frames else ()
+        yield f"{patches}.weight", (width, CHANNELS, *frames, side, side)
+        if spec.patch_bias:
+            yield f"{patches}.bias", (width,)
+        if spec.learned is not None:
+            yield self.base.tower + spec.learned.name, (spec.learned.side**2, width)
+        products = self.products
+        norms = [n for n in (*(n for n, _ in self.mergers), *self.norms) if n is not None]
+        linears = [linear for _, products in self.mergers for linear in products]
         for layer in self.layers:
             for block in layer:
                 linears += [linear for _, linear in block.linears()]
                 norms += [norm for _, norm in block.norms()]
         for linear in linears:
             for prefix, size in zip(linear.prefixes, linear.part_sizes, strict=True):
+                if prefix in products and products[prefix].is_parameter:
+                    yield prefix, (linear.in_features, size)
+                    continue
                 yield f"{prefix}.weight", (size, linear.in_features)
                 if linear.has_bias:
                     yield f"{prefix}.bias", (size,)
@@ -122,31 +207,69 @@ class TowerWeights:
         """The tower, its weights in place."""
         text, spec = self.text, self.spec
         source, model, platform = text.source, text.config.model, text.platform
+        wide = self._layers([[*map(_widened, layer)] for layer in spec.layers])
+        linears = [linear for _, products in self.mergers for linear in products]
+        linears += [each for layer in self.layers for block in layer for _, each in block.linears()]
         builder = DecoderBuilder(
             text.plan,
             source,
-            TowerLayout(source, text.plan, spec),
+            TowerLayout(
+                *(source, text.plan, spec),
+                {each.prefixes: each for each in linears},
+                self.products,
+            ),
             model.dtype,
             platform.compiled,
             0,
             place=platform.place,
         )
-        parts: list[Any] = [builder.slot(part) for part in self.merger]
-        layers = tuple(tuple(builder.block(block) for block in layer) for layer in self.layers)
-        return Tower(spec, self._patches(), layers, *parts)
+        mergers = []
+        for merger, (norm, products) in zip(spec.mergers, self.mergers, strict=True):
+            parts: list[Any] = [part and builder.slot(part) for part in (norm, *products)]
+            mergers.append(MergerWeights(merger, parts[0], tuple(parts[1:])))
+        layers = tuple(tuple(builder.block(block) for block in layer) for layer in wide)
+        ends: list[Any] = [norm and builder.slot(norm) for norm in self.norms]
+        return Tower(
+            *(spec, self._patches(), layers, tuple(mergers)),
+            first_norm=ends[0],
+            last_norm=ends[1],
+            learned=self._learned(),
+        )
+
+    def _learned(self) -> npt.NDArray[np.float32] | None:
+        """[side, side, W] the table of positions, with the biases of patches."""
+        spec, source = self.spec, self.text.source
+        if spec.learned is None:
+            return None
+        side, width, base = spec.learned.side, spec.hidden_size, self.base.tower
+        stored = source.host_matrix((base + spec.learned.name,), (side * side, width))
+        table = to_float32(stored)
+        if spec.patch_bias:
+            table = table + to_float32(source.vector(f"{base}{spec.patch_name}.bias", width))
+        return table.reshape(side, side, width)
 
     def _patches(self) -> Linear:
         """The product of a patch: a still picture's frames are one, and so are their weights."""
         spec, text = self.spec, self.text
-        width, frames = spec.hidden_size, spec.pixels.temporal_patch_size
-        shape, name = (width, frames * spec.patch_values), self.base + spec.patch_name
+        width, frames = spec.hidden_size, max(spec.frames, 1)
+        shape, name = (width, frames * spec.patch_values), self.base.tower + spec.patch_name
         stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
         values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
+        size = -(-spec.patch_values // WIDTH) * WIDTH
+        values = np.pad(values, ((0, 0), (0, size - spec.patch_values)))
         dtype, platform = text.config.model.dtype, text.platform
         tensors = scheme_of("dense").tensors(
             Quantized(values, None), dtype, platform.compiled, platform.place
         )
-        return Linear("dense", tensors, None, spec.patch_values, width)
+        return Linear("dense", tensors, None, size, width)
+
+
+def _widened(block: Block) -> Block:
+    """The block with features between its products that fast products take."""
+    if not isinstance(block, MlpBlock):
+        return block
+    size = -(-block.intermediate_size // WIDTH) * WIDTH
+    return replace(block, intermediate_size=size)
 
 
 def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
@@ -156,28 +279,19 @@ def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
         return TowerWeights(spec, text, spec.bases[0])
     assert isinstance(source, CheckpointSource)
     checkpoint = source.checkpoint
-    found = (
-        base for base in spec.bases if any(name.startswith(base) for name in checkpoint.tensors)
-    )
+    names = checkpoint.tensors
+    found = (base for base in spec.bases if any(name.startswith(base.tower) for name in names))
     tower = TowerWeights(spec, text, next(found, spec.bases[0]))
-    own = {n: each for n, each in checkpoint.tensors.items() if n.startswith(tower.base)}
-    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), ())
+    own = {name: each for name, each in names.items() if name.startswith(tuple(tower.base))}
+    Checkpoint.of(checkpoint.directory, own).check(tower.expected(), spec.ignored)
     return tower
 
 
-def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) -> AreaPixels:
+def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) -> Pixels:
     """How a model's pictures become patches. options: of --mm_processor_kwargs.
 
     Raises UserError where the folder's patches are not the tower's.
     """
-    from predict.errors import UserError
-
     found = read_pixels(Path(directory), spec.pixels).changed(options, "mm_processor_kwargs")
-    for key in ("patch_size", "merge_size", "temporal_patch_size"):
-        own, said = getattr(spec.pixels, key), getattr(found, key)
-        if own != said:
-            raise UserError(
-                f"{directory}: preprocessor_config.json says {key} {said}, and config.json {own}; "
-                "they do not belong to one model"
-            )
+    spec.pixels.check_fits(found, str(directory))
     return found

@@ -1,12 +1,24 @@
-"""Gemma 3 with its eyes: gemma3_text within a multimodal model, of which text alone is run."""
+"""Gemma 3 with its eyes: gemma3_text, and SigLIP's tower for pictures of one size.
+
+Tokens of one picture see each other.
+"""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
+from predict.images.fixed import BILINEAR, HALVES, FixedPixels
+from predict.images.pixels import Placeholder
 from predict.models import gemma3_text
+from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader
+from predict.nn.hf_vision import BASES, CLIP, layer_of, square_root, vision_config
+from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.spec import DecoderSpec
+from predict.nn.vision import Learned, Merger, Product, VisionSpec
 
 WEIGHTS = replace(gemma3_text.WEIGHTS, beside_text=("vision_tower.", "multi_modal_projector."))
+UNREAD = ("vision_use_head",)
 # The published ones say of their text models only what differs from these.
 DEFAULTS = {
     "model_type": "gemma3_text",
@@ -18,6 +30,71 @@ DEFAULTS = {
 
 
 def spec(config: ConfigReader) -> DecoderSpec:
-    text = config.text_config(DEFAULTS)
-    text.must_be("model_type", "gemma3_text")
-    return replace(gemma3_text.spec(text), model_type="gemma3")
+    own = config.text_config(DEFAULTS)
+    own.must_be("model_type", "gemma3_text")
+    text = replace(gemma3_text.spec(own), model_type="gemma3")
+    if config.values.get("vision_config") is None:
+        return text
+    return replace(text, vision=_vision(config, text))
+
+
+def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
+    own = vision_config(config, "siglip_vision_model")
+    own = own.with_defaults(
+        image_size=224,
+        patch_size=16,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+    )
+    image, patch = own.get_int("image_size"), own.get_int("patch_size")
+    width, epsilon = own.get_int("hidden_size"), own.get_float("layer_norm_eps", 1e-6)
+    side, tokens = image // patch, square_root(config, "mm_tokens_per_image", 256)
+    if side % tokens:
+        raise config.wrong("mm_tokens_per_image", f"a square whose side divides {side} patches")
+    windows = [each.window for each in text.blocks_of(AttentionBlock) if each.window >= 0]
+    if windows and min(windows) < tokens**2:
+        raise config.wrong(
+            "mm_tokens_per_image", f"at most the {min(windows)} tokens of sliding_window"
+        )
+    norm = Norm("layer", epsilon, bias=True)
+    activation = Activation(own.activation(default="gelu_pytorch_tanh"), gated=False)
+    layer = layer_of(own, width, norm, activation, Positions("none"))
+    return VisionSpec(
+        model_type=text.model_type,
+        hidden_size=width,
+        layers=(layer,) * own.get_int("num_hidden_layers"),
+        out_size=text.hidden_size,
+        merger=Merger(
+            Norm(epsilon=epsilon, plus_one=True),
+            (Product("mm_input_projection_weight", text.hidden_size, False, is_parameter=True),),
+            "mm_soft_emb_norm.weight",
+            norms_cells=True,
+            pools=True,
+        ),
+        names=CLIP,
+        pixels=FixedPixels(
+            patch_size=patch,
+            merge_size=side // tokens,
+            height=image,
+            width=image,
+            resample=BILINEAR,
+            image_mean=HALVES,
+            image_std=HALVES,
+            layout="text",
+        ),
+        placeholder=Placeholder(
+            config.get_int("image_token_index", 262144, aliases=("image_token_id",)),
+            mark=config.get_int("boi_token_index", 255999),
+            end=config.get_int("eoi_token_index", 256000),
+        ),
+        can_be_left_out=True,
+        sees_itself=True,
+        patch_name="embeddings.patch_embedding",
+        patch_bias=True,
+        learned=Learned("embeddings.position_embedding.weight", side, "bicubic"),
+        bases=BASES,
+        last_norm=norm,
+        ignored=("vision_tower.head.", "vision_model.head."),
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from predict.models import qwen2
 from predict.nn.blocks import Activation, Norm
 from predict.nn.hf_config import ConfigReader, llama_like
-from predict.nn.hf_vision import qwen_like, text_of, vision_config
+from predict.nn.hf_vision import axes_of, qwen_like, text_of, vision_config
 from predict.nn.spec import DecoderSpec
 from predict.nn.vision import VisionSpec
 from predict.nn.weights import WeightNames
@@ -46,7 +46,7 @@ def _vision(config: ConfigReader, text: DecoderSpec, sections: tuple[int, ...]) 
     if own.values.get("fullatt_block_indexes") is not None:  # [] too: windows alone
         whole = own.get_ints("fullatt_block_indexes", own.get_int("depth", 32))
     return qwen_like(
-        *(config, own, text, sections),
+        *(config, own, text, axes_of(config, text, sections)),
         size=own.get_int("hidden_size", 3584),
         inner=own.get_int("intermediate_size", 3420),
         norm=Norm(),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from predict.models import qwen2_5_vl
 from predict.nn.blocks import Activation, Norm
 from predict.nn.hf_config import ConfigReader
-from predict.nn.hf_vision import qwen_like, vision_config
+from predict.nn.hf_vision import axes_of, qwen_like, vision_config
 from predict.nn.spec import DecoderSpec
 
 WEIGHTS = qwen2_5_vl.WEIGHTS
@@ -22,7 +22,7 @@ def spec(config: ConfigReader) -> DecoderSpec:
     own.must_be("hidden_act", "quick_gelu")
     size = own.get_int("embed_dim", 1280)
     vision = qwen_like(
-        *(config, own, text, sections),
+        *(config, own, text, axes_of(config, text, sections)),
         size=size,
         inner=size * own.get_int("mlp_ratio", 4),
         norm=Norm("layer", 1e-6, bias=True),

@@ -32,7 +32,7 @@ NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/inc
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]
-Source = Literal["input", "normed"]
+Source = Literal["input", "normed", "none"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,16 @@ class Activation:
 class Residual:
     """A block's sum: input_scale * source + output_scale * the block's last product.
 
-    source: the block's input, or its normed input.
+    source: the block's input, its normed input, or nothing.
     """
 
     source: Source = "input"
     input_scale: float = 1.0
     output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.source == "none" and (self.input_scale, self.output_scale) != (1.0, 1.0):
+            raise ValueError("a sum of nothing and a product has no scales")
 
 
 @dataclass(frozen=True)
@@ -259,6 +263,10 @@ class Block:
             f"blocks of the kind {self.kind} are not cut for several ranks yet; use "
             "--tensor_parallel_degree 1"
         )
+
+    def joined(self, before: Block) -> tuple[Block, Block]:
+        """The block before it and itself, of a rank, with one sum over ranks where they can."""
+        return before, self
 
     @property
     def cuts(self) -> Mapping[str, Cut]:
@@ -487,8 +495,10 @@ class BlockWeights:
             made = ops.sum_ranks(made)
         if of == "output":
             made = normed(ops, made, self.post_norm, self.block.post_norm)
-        source = x if residual.source == "normed" else hidden
-        total = ops.add(source, made, residual.input_scale, residual.output_scale)
+        total = made
+        if residual.source != "none":
+            source = x if residual.source == "normed" else hidden
+            total = ops.add(source, made, residual.input_scale, residual.output_scale)
         return normed(ops, total, self.post_norm, self.block.post_norm) if of == "sum" else total
 
 

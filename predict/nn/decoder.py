@@ -70,6 +70,9 @@ class Decoder:
     head: Head
     ropes: tuple[Tensor, ...]  # [positions, rotary_dim] float32 each: cosines, then sines
     axes: Axes | None = None  # where tokens of pictures have places in several dimensions
+    # [rows, H] each, of pictures: rows that are added behind the first layers.
+    added_images: tuple[Tensor, ...] = ()
+    pictures_see: bool = False  # attention has a prefix mask in steps that have prefix_lens
 
     def blocks(self) -> Iterator[BlockWeights]:
         for layer in self.layers:
@@ -133,6 +136,8 @@ def forward(
         backend.write_places(decoder.ropes[0], inputs.image_places, of.axes, of.first)
     hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
     layers, ropes = decoder.layers, decoder.ropes
+    if decoder.pictures_see and inputs.prefix_lens is not None:
+        layers, bound = tuple(map(_with_prefix_mask, layers)), None
     written: list[Tensor] = []
     tapped: dict[str, Tensor] = {}
     keeping = [index for index, cache in enumerate(caches) if cache]
@@ -140,13 +145,15 @@ def forward(
     narrows = rows != RowKind.ALL and not taps
     if not narrows:
         ends = {int(tap.removeprefix("layers.")) + 1 for tap in taps if tap != FINAL}
-        borders = sorted({0, *ends, len(layers)})
+        borders = {0, *ends, len(layers)}
     elif len(keeping) > 2 and paddle.get_device() != "cpu":
         # A GPU runs the first layers while the host prepares the others.
-        borders = [0, keeping[1], keeping[-1], len(layers)]
+        borders = {0, keeping[1], keeping[-1], len(layers)}
     else:
-        borders = [*dict.fromkeys((0, keeping[-1])), len(layers)]
-    for first, end in pairwise(borders):
+        borders = {0, keeping[-1], len(layers)}
+    added = () if inputs.image_rows is None else decoder.added_images
+    borders.update(range(1, len(added) + 1))
+    for first, end in pairwise(sorted(borders)):
         of_rows = inputs.logit_indices if narrows and end == len(layers) else None
         if bound is not None:
             hidden = bound(hidden, inputs, tree_mask, (first, end), of_rows)
@@ -155,6 +162,8 @@ def forward(
                 hidden, layers[first:end], caches[first:end], ropes, inputs, tree_mask, of_rows
             )
             written += part_written
+        if end <= len(added):
+            hidden = backend.add_images(hidden, added[end - 1], inputs.image_rows)
         tapped[f"layers.{end - 1}"] = hidden
     if FINAL in taps:
         tapped[FINAL] = backend.before_head(hidden, decoder.head)
@@ -163,6 +172,16 @@ def forward(
         return StepOutputs(None, found), written
     listed = inputs.logit_indices if rows != RowKind.ALL and taps else None
     return StepOutputs(backend.logits(hidden, decoder.head, listed), found), written
+
+
+def _with_prefix_mask(layer: Layer) -> Layer:
+    """The layer whose attention has a prefix mask."""
+    return tuple(
+        replace(each, block=replace(each.block, prefix_mask=True))  # type: ignore[type-var]
+        if hasattr(each.block, "prefix_mask")
+        else each
+        for each in layer
+    )
 
 
 def layer_schemes(decoder: Decoder) -> str:

@@ -44,7 +44,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("hidden_size word_embed_proj_dim", _whole(1 << 17)),
     ("intermediate_size moe_intermediate_size shared_expert_intermediate_size", _whole(1 << 20)),
     ("n_inner ffn_hidden_size", _whole(1 << 20)),
-    ("fullatt_block_indexes", _whole(1023, low=0)),
+    ("fullatt_block_indexes deepstack_visual_indexes", _whole(1023, low=0)),
     (
         "depth num_hidden_layers moe_layer_freq decoder_sparse_step sliding_window_pattern",
         _whole(1024),

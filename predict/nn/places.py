@@ -139,7 +139,8 @@ def fields_of(spec: DecoderSpec, adapters: bool = False) -> tuple[Field, ...]:
     if spec.prefix is not None:
         optional = ("block_positions", "prefix_lens")
     if spec.vision is not None:
-        optional += ("image_rows", "image_places")
+        optional += ("image_rows", *(("image_places",) if spec.vision.axes else ()))
+        optional += ("prefix_lens",) if spec.vision.sees_itself else ()
     if any(spec.states):
         optional += ("state_src", "state_dst")
     return fields_with(optional + (("adapter_ids", "adapter_pages") if adapters else ()))

@@ -1,21 +1,21 @@
 """A vision tower as data: the blocks of its layers, and what stands around them.
 
-A tower takes a picture's patches, packed, to rows of the text model's width, one for each merged
-cell. Attention goes both ways within a picture, or within a window of it: a prefix mask over whole
-spans. P patches, C merged cells, W the tower's width. Imports no Paddle.
+A tower takes the patches of pictures, packed, to rows of the text model's width, one for each
+merged cell. Attention goes both ways within a picture, or within a window of it: a prefix mask over
+whole spans. P patches, C merged cells, W the tower's width. Imports no Paddle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.images.areas import AreaPixels
+from predict.images.pixels import Pixels, Placeholder
 from predict.nn.blocks import Activation, Block, HeadSlot, LinearSlot, Norm
 from predict.nn.inputs import RowKind, StepInputs, max_lens_of
 from predict.nn.weights import WeightNames
@@ -23,16 +23,66 @@ from predict.nn.weights import WeightNames
 CHANNELS = 3
 BLOCK_SIZE = 32  # tokens of a block of the scratch cache
 MAX_SPANS = 4096  # of a step, for attention with a prefix mask
+GELU = Activation("gelu", gated=False)  # of all mergers: the exact one
+Resampling = Literal["corners", "bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a merger, and the function behind it.
+
+    is_parameter: `name` is the tensor's whole name, and it is stored [in, out]. channels_first: its
+    columns are stored [channel, row, column] of a cell, and read [row, column, channel].
+    """
+
+    name: str
+    out_features: int
+    has_bias: bool = True
+    activation: Activation | None = None
+    is_parameter: bool = False
+    channels_first: bool = False
 
 
 @dataclass(frozen=True)
 class Merger:
-    """From a merged cell's patches to a row: norm of each patch, two products with biases."""
+    """From a merged cell's patches to a row: a norm of each patch, or of the cell; products."""
 
-    norm: Norm
-    inner: int  # features between the products
-    activation: Activation = Activation("gelu", gated=False)
-    names: tuple[str, str, str] = ("merger.ln_q.weight", "merger.mlp.0", "merger.mlp.2")
+    norm: Norm | None
+    products: tuple[Product, ...]
+    norm_name: str = "merger.ln_q.weight"
+    norms_cells: bool = False  # the norm is over all values of a cell
+    pools: bool = False  # a cell is the mean of its patches, not one behind the other
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A merger behind a layer of the tower, whose rows are added behind a layer of the text's.
+
+    DeepStack (Meng et al. 2024): those of the first tap behind the first layer, and so on.
+    """
+
+    layer: int
+    merger: Merger
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Learned positions: a square table, resampled to a picture's patches.
+
+    corners: bilinear, whose first and last rows stay where they are; bilinear and bicubic: as
+    pixels, half a row in (PyTorch's align_corners false), bicubic with a = -0.75.
+    """
+
+    name: str
+    side: int  # rows, and columns
+    method: Resampling
+
+
+class Base(NamedTuple):
+    """What names of a checkpoint begin with."""
+
+    tower: str
+    merger: str
 
 
 @dataclass(frozen=True)
@@ -45,12 +95,33 @@ class VisionSpec:
     out_size: int  # the text model's hidden size
     merger: Merger
     names: WeightNames  # of its blocks
-    pixels: AreaPixels  # how pictures become patches, where a model's folder says nothing
-    placeholder: int  # the token that stands for a merged cell
-    axes: tuple[int, ...]  # of each frequency of the text's rotary table: time, row or column
+    pixels: Pixels  # how pictures become patches, where a model's folder says nothing
+    placeholder: Placeholder  # what stands for a picture in prompts
+    # Of each frequency of the text's rotary table: time, row or column. Empty: tokens of pictures
+    # have the positions of text.
+    axes: tuple[int, ...] = ()
+    # Text alone runs where pictures do not go with a setting, and a note says so. Else that is
+    # refused.
+    can_be_left_out: bool = False
+    sees_itself: bool = False  # tokens of one picture see each other, in the text model too
     theta: float = 10000.0  # of its rotary positions
+    # Rows and columns turn by every second frequency of a whole head's each, not by all of half a
+    # head's.
+    turns_by_halves: bool = False
     patch_name: str = "patch_embed.proj"
-    bases: tuple[str, ...] = ("model.visual.", "visual.")  # as transformers 5 saves, as published
+    patch_bias: bool = False  # goes with learned positions
+    frames: int = 0  # of patches' weights [W, 3, frames, p, p]; 0: [W, 3, p, p]
+    learned: Learned | None = None
+    taps: tuple[Tap, ...] = ()
+    first_norm: Norm | None = None  # ahead of all layers
+    first_norm_name: str = "ln_pre.weight"
+    last_norm: Norm | None = None  # behind all layers
+    last_norm_name: str = "post_layernorm.weight"
+    ignored: tuple[str, ...] = ()  # parts of names of tensors that are not read
+    bases: tuple[Base, ...] = (
+        Base("model.visual.", "model.visual."),  # as transformers 5 saves
+        Base("visual.", "visual."),  # as published
+    )
     slope: float = 1.0  # of the layers' ungated silu: x * sigmoid(slope * x)
     window: int = 0  # merged cells on a side of a window; 0: there is none
     whole_layers: frozenset[int] = frozenset()  # layers that see the whole picture
@@ -69,14 +140,32 @@ class VisionSpec:
         """Values of the patches of a merged cell, behind the layers."""
         return self.hidden_size * self.merge**2
 
+    def values_of(self, merger: Merger) -> int:
+        """Values of a cell that a merger's first product reads."""
+        return self.hidden_size if merger.pools else self.cell_values
+
+    @property
+    def mergers(self) -> tuple[Merger, ...]:
+        """The last one, then those of the taps."""
+        return (self.merger, *(tap.merger for tap in self.taps))
+
+    @property
+    def row_size(self) -> int:
+        """Values of a merged cell: its row, and those that taps add."""
+        return self.out_size * len(self.mergers)
+
     def cells(self, grid: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of merged cells of a grid of patches."""
         return grid[0] // self.merge, grid[1] // self.merge
 
+    def num_spans(self, cells: tuple[int, int]) -> int:
+        """Spans of attention that a picture has in a pass, at most."""
+        side = self.window
+        return (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+
     def check_size(self, cells: tuple[int, int], where: str) -> None:
         """Raises UserError for a picture of more windows than a pass may have spans."""
-        side = self.window
-        count = (-(-cells[0] // side)) * (-(-cells[1] // side)) if side else 1
+        count = self.num_spans(cells)
         if count > MAX_SPANS:
             raise UserError(
                 f"{where} is cut into {count} windows (allowed: up to {MAX_SPANS}); lower "
@@ -96,32 +185,78 @@ class VisionSpec:
             for slot in block.slots(self.hidden_size)
             if isinstance(slot, (LinearSlot, HeadSlot))
         )
-        merger = self.merger.inner * (self.cell_values + self.out_size)
-        return int(linears + merger + self.hidden_size * self.patch_values)
+        for merger in self.mergers:
+            inner = self.values_of(merger)
+            for product in merger.products:
+                linears += inner * product.out_features
+                inner = product.out_features
+        learned = self.learned.side**2 * self.hidden_size if self.learned else 0
+        return int(linears + learned + self.hidden_size * self.patch_values)
 
 
 class TowerInputs(NamedTuple):
-    """What a pass over one picture reads besides its patches."""
+    """What a pass over pictures reads besides their patches."""
 
     order: npt.NDArray[np.int64]  # [C] the cell at each place of the pass, window after window
     rope: npt.NDArray[np.float32]  # [P, head_dim] a row of the rotary table for each patch
-    whole: StepInputs  # of layers that see the whole picture
+    whole: StepInputs  # of layers that see a whole picture
     windows: StepInputs | None  # of the others
     num_blocks: int  # of the scratch cache
 
 
-def tower_inputs(spec: VisionSpec, grid: tuple[int, int], head_dim: int) -> TowerInputs:
-    """Of a picture of rows x columns of patches (NumPy)."""
-    rows, columns = spec.cells(grid)
-    order, counts = windows_of(rows, columns, spec.window)
-    per_cell = spec.merge**2
-    whole = span_inputs_of(np.array([grid[0] * grid[1]]))
-    windows = None if not spec.window else span_inputs_of(counts * per_cell)
-    rope = rope_rows(places_of(spec, grid, order), head_dim, spec.theta)
+def tower_inputs(spec: VisionSpec, grids: Sequence[tuple[int, int]], head_dim: int) -> TowerInputs:
+    """Of pictures of rows x columns of patches, one behind the other (NumPy)."""
+    orders, counts, places, first = [], [], [], 0
+    for grid in grids:
+        rows, columns = spec.cells(grid)
+        order, sizes = windows_of(rows, columns, spec.window)
+        places.append(places_of(spec, grid, order))
+        orders.append(order + first)
+        counts.append(sizes)
+        first += rows * columns
+    whole = span_inputs_of(np.array([rows * columns for rows, columns in grids]))
+    windows = span_inputs_of(np.concatenate(counts) * spec.merge**2) if spec.window else None
+    rope = rope_rows(np.concatenate(places), head_dim, spec.theta, spec.turns_by_halves)
     num_blocks = max(
         int(each.block_tables.max()) + 1 for each in (whole, windows) if each is not None
     )
-    return TowerInputs(order, rope, whole, windows, num_blocks)
+    return TowerInputs(np.concatenate(orders), rope, whole, windows, num_blocks)
+
+
+def resampled(
+    table: npt.NDArray[np.float32], grid: tuple[int, int], method: Resampling
+) -> npt.NDArray[np.float32]:
+    """[rows, columns, W] of a square table [side, side, W] of positions."""
+    side = len(table)
+    by_row, by_column = (_weights(side, count, method) for count in grid)
+    wide = (by_row @ table.reshape(side, -1)).reshape(grid[0], side, -1)
+    made: npt.NDArray[np.float32] = np.matmul(by_column, wide)
+    return made
+
+
+def _weights(side: int, count: int, method: Resampling) -> npt.NDArray[np.float32]:
+    """[count, side] what each of `count` places takes of `side` rows."""
+    places = np.arange(count, dtype=np.float64)
+    if method == "corners":
+        at = places * (side - 1) / max(count - 1, 1)
+    else:
+        at = (places + 0.5) * side / count - 0.5
+        at = at if method == "bicubic" else np.clip(at, 0, side - 1)
+    weights = np.zeros((count, side), np.float64)
+    reach = range(-1, 3) if method == "bicubic" else range(2)
+    for step in reach:
+        row = np.floor(at).astype(np.int64) + step
+        share = _cubic(row - at) if method == "bicubic" else 1 - np.abs(row - at)
+        np.add.at(weights, (np.arange(count), np.clip(row, 0, side - 1)), share)
+    return weights.astype(np.float32)
+
+
+def _cubic(x: npt.NDArray[np.float64], a: float = -0.75) -> npt.NDArray[np.float64]:
+    """Keys' kernel (1981)."""
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = a * (((x - 5) * x + 8) * x - 4)
+    return np.where(x <= 1, near, far)
 
 
 def windows_of(
@@ -146,20 +281,29 @@ def places_of(
     spec: VisionSpec, grid: tuple[int, int], order: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     """[P, 2] the row and column of each patch, cells in `order`."""
-    merge = spec.merge
-    rows, columns = spec.cells(grid)
-    places = np.indices(grid).transpose(1, 2, 0).reshape(rows, merge, columns, merge, 2)
-    of_cells = places.transpose(0, 2, 1, 3, 4).reshape(rows * columns, merge * merge, 2)
-    return of_cells[order].reshape(-1, 2)
+    of_cells = in_cells(np.indices(grid).transpose(1, 2, 0), spec.merge)
+    return of_cells.reshape(len(order), -1, 2)[order].reshape(-1, 2)
+
+
+def in_cells(values: npt.NDArray[Any], merge: int) -> npt.NDArray[Any]:
+    """[rows * columns, N] of [rows, columns, N], merged cell after merged cell."""
+    rows, columns, size = values.shape
+    cut = values.reshape(rows // merge, merge, columns // merge, merge, size)
+    return cut.transpose(0, 2, 1, 3, 4).reshape(rows * columns, size)
 
 
 def rope_rows(
-    places: npt.NDArray[np.int64], head_dim: int, theta: float
+    places: npt.NDArray[np.int64], head_dim: int, theta: float, by_halves: bool = False
 ) -> npt.NDArray[np.float32]:
-    """[P, head_dim] cosines, then sines: of a quarter of the head by rows, one by columns."""
-    steps = np.arange(0, head_dim // 2, 2, dtype=np.float32) / np.float32(head_dim // 2)
+    """[P, head_dim] cosines, then sines: of a quarter of the head by rows, one by columns.
+
+    by_halves: see VisionSpec.turns_by_halves.
+    """
+    size = head_dim if by_halves else head_dim // 2
+    steps = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     inv_freq = (1.0 / np.float32(theta) ** steps).astype(np.float32)
-    angles = (places.astype(np.float32)[:, :, None] * inv_freq).reshape(len(places), -1)
+    of_axes = np.stack([inv_freq[::2], inv_freq[1::2]] if by_halves else [inv_freq, inv_freq])
+    angles = (places.astype(np.float32)[:, :, None] * of_axes).reshape(len(places), -1)
     wide = angles.astype(np.float64)
     return np.concatenate([np.cos(wide), np.sin(wide)], axis=1).astype(np.float32)
 

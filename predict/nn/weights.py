@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ class WeightNames:
     expert_gate_up, expert_down: {expert} is the expert's number, also where one tensor holds all
     experts (predict.loading.checkpoint.one_by_one). expert_rows: the order of rows where gate and
     up have one prefix: "stacked" is the gate, then up; "interleaved" alternates them.
-    experts_transposed: experts' matrices are stored [in, out]. q_whole replaces q_a, q_a_norm and
-    q_b in latent attention without q_lora_rank.
+    experts_transposed: experts' matrices are stored [in, out]; where experts_by_shape, the shapes
+    of a checkpoint say whether they are. q_whole replaces q_a, q_a_norm and q_b in latent attention
+    without q_lora_rank.
     A layer's third and later blocks have names that begin with "blocks.2." within the layer.
     """
 
@@ -67,6 +68,7 @@ class WeightNames:
     expert_down: tuple[str, ...] = ("mlp.experts.{expert}.down_proj",)
     expert_rows: Literal["stacked", "interleaved"] = "stacked"
     experts_transposed: bool = False
+    experts_by_shape: bool = False
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: tuple[str, ...] = ("mlp.shared_experts.down_proj",)
     shared_gate: str = "mlp.shared_expert_gate.weight"
@@ -102,11 +104,13 @@ class WeightNames:
         return self.ignored + self.beside_text + self.drafting
 
     def found_in(self, tensors: Collection[str]) -> WeightNames:
-        """The variant of these names that matches a checkpoint's tensors."""
+        """The variant of these names that matches a checkpoint's tensors, a mapping to those."""
         joined = f".{JOINED_GATE_UP}.weight".format(expert=0)
         names = self
         if any(name.endswith(joined) for name in tensors):
             names = self._with_joined_experts()
+            if self.experts_by_shape and isinstance(tensors, Mapping):
+                names = replace(names, experts_transposed=_are_transposed(tensors, joined))
         elif any(SEPARATE_GATE in name for name in tensors):
             names = self._with_joined_experts().with_separate_experts()
         return names._with_found_base(tensors)
@@ -158,3 +162,13 @@ class WeightNames:
             if isinstance(value := getattr(self, field.name), str) and value.startswith(base)
         }
         return replace(self, **changed)
+
+
+def _are_transposed(tensors: Mapping[str, Any], ending: str) -> bool:
+    """Whether experts' matrices are [in, out], by the first one's. ending: of its gate and up."""
+    name = next(name for name in tensors if name.endswith(ending))
+    down = tensors.get(name.replace("gate_up_proj", "down_proj"))
+    if down is None:  # which is an error of its own
+        return False
+    (rows, columns), (inner, hidden) = tensors[name].shape, down.shape
+    return bool(columns == 2 * inner and rows == hidden)

@@ -123,7 +123,35 @@ def own_rows(token_ids: Tensor, begin: int, end: int, other: int) -> Tensor:
     return _run()("regatta_own_rows", token_ids, begin, end, other)[0]
 
 
-write_places = composed.write_places
+def cut_patches(
+    pixels: Tensor,
+    origins: Tensor,
+    strides: Tensor,
+    sizes: tuple[int, int],
+    scaling: tuple[float, Sequence[float], Sequence[float]],
+    dtype: str,
+) -> Tensor:
+    """Patches [P, width] of pictures, of `dtype`; values [3, side, side], and zeros behind.
+
+    pixels [N] uint8: [rows, columns, 3] of each picture, one behind the other. origins [P]: bytes
+    ahead of a patch's first pixel; strides [P]: pixels of a row of its picture. sizes: side of a
+    patch, width. scaling: factor, mean, std: (pixel * factor - mean) / std, float32, rounded once.
+    """
+    return _run()("regatta_cut_patches", pixels, origins, strides, *sizes, *scaling, dtype)[0]
+
+
+def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
+    """Writes x [C, W] to `rows` [C] of table [R, W], in place; no row comes twice."""
+    _run()("regatta_put_rows", table, rows, x)
+
+
+def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> Tensor:
+    """Writes rows of a rotary table [P, R] for places in several dimensions, in place.
+
+    Row first + t takes each of its R / 2 angles from the row places[t, axis], of the angle's axis.
+    places: [T, 3] int32, each below `first`. Returns the table.
+    """
+    return _run()("regatta_write_places", table, places, list(axes), first)[0]
 
 
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
@@ -138,6 +166,16 @@ def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
         *(inputs.token_ids, embedding.table, head, rows, positions, scale),
         *(images, inputs.image_rows),
     )
+
+
+def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    """Hidden [T, H] plus rows [T] of the table [R, H]; where a row is below 0, nothing is added."""
+    import paddle
+
+    none, size = paddle.zeros_like(rows), hidden.shape[1]
+    zeros = paddle.zeros([1, size], hidden.dtype)
+    taken = _run()("regatta_embedding", none, zeros, None, None, table, rows, False, size, 1.0)[0]
+    return add(hidden, taken)
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:

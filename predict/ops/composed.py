@@ -155,22 +155,6 @@ def with_images(ops: ModuleType, hidden: Tensor, table: Tensor, rows: Tensor) ->
     return paddle.where((rows >= 0).unsqueeze(1), taken, hidden)
 
 
-def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> None:
-    """Writes rows of a rotary table [P, R] for places in several dimensions, in place.
-
-    Row first + t takes each of its R / 2 angles from the row places[t, axis], of the angle's axis.
-    places: [T, 3] int32.
-    """
-    import paddle
-
-    count, axis_of = places.shape[0], paddle.to_tensor([*axes, *axes], place=table.place)
-    rows = paddle.gather(table, places[:, 0])
-    for axis in sorted({*axes} - {0}):
-        own = paddle.gather(table, places[:, axis])
-        rows = paddle.where((axis_of == axis).expand_as(rows), own, rows)
-    paddle.assign(rows, table._slice(first, first + count))
-
-
 def normed_over_ranks(ops: ModuleType, qkv: Tensor, attention: Attention) -> Tensor:
     """Queries, keys and values [T, N] behind norms over all heads of all ranks; as csrc has them.
 

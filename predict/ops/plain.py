@@ -708,11 +708,55 @@ class BoundLayers(composed.BoundLayers):
     ops = _OPS
 
 
-write_places = composed.write_places
+def cut_patches(
+    pixels: Tensor,
+    origins: Tensor,
+    strides: Tensor,
+    sizes: tuple[int, int],
+    scaling: tuple[float, Sequence[float], Sequence[float]],
+    dtype: str,
+) -> Tensor:
+    import paddle
+
+    (side, width), (factor, mean, std) = sizes, scaling
+    y, x, c = (axis.reshape(-1) for axis in np.indices((side, side, 3)))
+    steps = 3 * (y * strides.numpy().astype(np.int64)[:, None] + x) + c
+    values = pixels.numpy()[origins.numpy()[:, None] + steps].astype(np.float32)
+    values = values.reshape(-1, side * side, 3) * np.float32(factor)
+    values = (values - np.array(mean, np.float32)) / np.array(std, np.float32)
+    made = np.zeros((len(values), width), np.float32)
+    made[:, : 3 * side * side] = values.transpose(0, 2, 1).reshape(len(values), -1)
+    return paddle.to_tensor(made, place=pixels.place).astype(dtype)
+
+
+def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
+    import paddle
+
+    # Paddle scatters no 16-bit types on a CPU, and the plain operators compute in float32.
+    paddle.scatter_(table, rows, x)
+
+
+def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> Tensor:
+    import paddle
+
+    count, axis_of = places.shape[0], paddle.to_tensor([*axes, *axes], place=table.place)
+    rows = paddle.gather(table, places[:, 0])
+    for axis in sorted({*axes} - {0}):
+        own = paddle.gather(table, places[:, axis])
+        rows = paddle.where((axis_of == axis).expand_as(rows), own, rows)
+    paddle.assign(rows, table._slice(first, first + count))
+    return table
 
 
 def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     return composed.embed(_OPS, inputs, embedding, head)
+
+
+def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
+    import paddle
+
+    none = paddle.zeros([1], hidden.dtype)
+    return hidden + composed.with_images(_OPS, none, table, rows)
 
 
 def before_head(hidden: Tensor, head: Head) -> Tensor:

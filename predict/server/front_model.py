@@ -7,12 +7,14 @@ are checked before they run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 from predict.errors import UserError
+from predict.images.fetching import is_address
 from predict.images.placed import Pictures
 from predict.loading.model import read_spec
 from predict.server.config import ServerConfig
@@ -26,6 +28,7 @@ from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+FETCHES = 16  # pictures of requests that are fetched at once
 
 
 class FrontModel:
@@ -51,6 +54,8 @@ class FrontModel:
         self._eyes = ThreadPoolExecutor(
             config.tokenizer_threads, thread_name_prefix="regatta-pictures"
         )
+        # Of addresses alone: a host that is slow holds no picture up that is there.
+        self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="regatta-fetch")
         self.token_texts = None if tokenizer is None else TokenTexts(tokenizer)
         # Writes special tokens out.
         self.literal = None if tokenizer is None else Detokenizer(tokenizer, False)
@@ -73,7 +78,7 @@ class FrontModel:
 
     def close(self) -> None:
         """Ends its threads; waiting work is dropped."""
-        for threads in (self._threads, self._eyes):
+        for threads in (self._threads, self._eyes, self._fetching):
             threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -146,8 +151,14 @@ class FrontModel:
         if reader is None or not found:
             return token_ids, None
         parts = [part for _, part in found]
+        for param, part in found:  # what is not allowed is told ahead of all fetching
+            if is_address(part.source):
+                with _told_of(param):
+                    reader.config.media.check(part.source, param)
+        if any(is_address(part.source) for part in parts):
+            parts = await self._run(partial(reader.fetched, parts), found[0][0], self._fetching)
         ids, pictures = await self._run(
-            partial(reader.read, token_ids, parts), found[0][0], self._eyes
+            partial(reader.read, token_ids, parts, self.tokenizer), found[0][0], self._eyes
         )
         return self._checked(ids, "messages"), pictures
 
@@ -164,11 +175,9 @@ class FrontModel:
     async def _run(
         self, work: Callable[[], T], param: str, threads: ThreadPoolExecutor | None = None
     ) -> T:
-        try:
+        with _told_of(param):
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(threads or self._threads, work)
-        except UserError as error:
-            raise invalid(param, str(error)) from None
 
     def _need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -189,3 +198,12 @@ class FrontModel:
             "it",
             "context_length_exceeded",
         )
+
+
+@contextlib.contextmanager
+def _told_of(param: str) -> Iterator[None]:
+    """Raises UserErrors as ApiErrors of a field."""
+    try:
+        yield
+    except UserError as error:
+        raise invalid(param, str(error)) from None

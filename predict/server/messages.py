@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -48,6 +48,23 @@ class TextBlock(TypedBody):
     ignored: ClassVar[frozenset[str]] = _CACHE | {"citations"}
 
 
+class ImageSource(Body):
+    """Where a picture is: in the body, or behind an address."""
+
+    type: Literal["base64", "url"]
+    media_type: Annotated[str, Field(max_length=64)] | None = None
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(Body):
+    """A picture."""
+
+    type: Literal["image"]
+    source: ImageSource
+    ignored: ClassVar[frozenset[str]] = _CACHE
+
+
 class ThinkingBlock(Body):
     """A thought of an earlier answer."""
 
@@ -72,6 +89,15 @@ Texted = Annotated[
     | Annotated[list[TextBlock], FirstOnly(), Field(max_length=MAX_MESSAGES), tagged("list")],
     text_or_list("a text, a list of text blocks"),
 ]
+Shown = Annotated[
+    Annotated[TextBlock, tagged("text")] | Annotated[ImageBlock, tagged("image")],
+    by_kind("text, image", type_of),
+]
+Result = Annotated[
+    Annotated[str, tagged("text")]
+    | Annotated[list[Shown], FirstOnly(), Field(max_length=MAX_MESSAGES), tagged("list")],
+    text_or_list("a text, a list of text and image blocks"),
+]
 
 
 class ToolResultBlock(Body):
@@ -79,17 +105,18 @@ class ToolResultBlock(Body):
 
     type: Literal["tool_result"]
     tool_use_id: FullName
-    content: Texted | None = None
+    content: Result | None = None
     is_error: bool | None = None
     ignored: ClassVar[frozenset[str]] = _CACHE
 
 
 Block = Annotated[
     Annotated[TextBlock, tagged("text")]
+    | Annotated[ImageBlock, tagged("image")]
     | Annotated[ThinkingBlock, tagged("thinking")]
     | Annotated[ToolUseBlock, tagged("tool_use")]
     | Annotated[ToolResultBlock, tagged("tool_result")],
-    by_kind("text, thinking, tool_use, tool_result", type_of),
+    by_kind("text, image, thinking, tool_use, tool_result", type_of),
 ]
 BlockList = Annotated[list[Block], FirstOnly(), Field(min_length=1, max_length=MAX_MESSAGES)]
 Blocks = Annotated[
@@ -244,7 +271,7 @@ def asked(body: CountBody) -> tuple[ChatBody, NameOf]:
         reasoning_effort=config.effort,
         chat_template_kwargs=_thinking(body.thinking),
     )
-    return chat, made.name_of
+    return chat, lambda param: made.name_of(param).replace(".image_url", ".source")
 
 
 def _add(made: Conversation, turn: MessageTurn, where: str) -> None:
@@ -252,7 +279,7 @@ def _add(made: Conversation, turn: MessageTurn, where: str) -> None:
     if isinstance(turn.content, str):
         made.add(Place(where, f"{where}.content"), turn.role, turn.content)
         return
-    texts: list[str] = []
+    texts: list[Any] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
 
@@ -280,6 +307,8 @@ def _add(made: Conversation, turn: MessageTurn, where: str) -> None:
             )
         if isinstance(block, TextBlock):
             texts.append(block.text)
+        elif isinstance(block, ImageBlock):
+            texts.append(_picture(block, place))
         elif isinstance(block, ThinkingBlock):
             thoughts.append(block.thinking or unsealed(block.signature) or "")
         elif isinstance(block, ToolUseBlock):
@@ -288,24 +317,47 @@ def _add(made: Conversation, turn: MessageTurn, where: str) -> None:
             made.call_ids.add(block.id)
         else:
             say()
-            content = _texts(block.content or "", "Error: " if block.is_error else "")
-            at = Place(place, f"{place}.content")
+            head, at = "Error: " if block.is_error else "", Place(place, f"{place}.content")
+            content = _texts(block.content or "", head, at.content)
             made.add_result(at, content, "tool_use_id", block.tool_use_id)
     say()
 
 
-def _texts(content: str | list[TextBlock], head: str = "") -> Any:
-    """A content as chat has it, behind the head."""
-    texts = [content] if isinstance(content, str) else [block.text for block in content]
-    return _joined([head, *texts] if head else texts)
+def _texts(content: str | Sequence[Any], head: str = "", where: str = "") -> Any:
+    """A content as chat has it, behind the head. where: it is in the body."""
+    parts: list[Any] = [content] if isinstance(content, str) else []
+    for index, block in enumerate(() if parts else content):
+        is_text = isinstance(block, TextBlock)
+        parts.append(block.text if is_text else _picture(block, f"{where}[{index}]"))
+    return _joined([head, *parts] if head else parts)
 
 
-def _joined(texts: list[str]) -> Any:
-    return texts[0] if len(texts) == 1 else [text_part(text) for text in texts]
+def _joined(parts: list[Any]) -> Any:
+    """Texts, and parts of chat, as a content."""
+    if len(parts) == 1 and isinstance(parts[0], str):
+        return parts[0]
+    return [text_part(part) if isinstance(part, str) else part for part in parts]
+
+
+def _picture(block: ImageBlock, where: str) -> dict[str, Any]:
+    """A picture as chat has it. Raises ApiError 400."""
+    source = block.source
+    wanted = {"base64": ("data", "media_type"), "url": ("url",)}[source.type]
+    for name in ("data", "media_type", "url"):
+        if (getattr(source, name) is None) == (name in wanted):
+            said = "is missing" if name in wanted else "is given"
+            raise invalid(
+                f"{where}.source.{name}",
+                f"{where}.source.{name} {said} (allowed with type {source.type!r}: "
+                f"{', '.join(wanted)})",
+            )
+    url = source.url or f"data:{source.media_type};base64,{source.data}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 _ROLES: Mapping[str, tuple[str, ...]] = {
     "text": ("user", "assistant", "system"),
+    "image": ("user",),
     "thinking": ("assistant",),
     "tool_use": ("assistant",),
     "tool_result": ("user",),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from predict.errors import UserError, quoted
+from predict.images.fetching import is_address
 from predict.images.files import DATA_URL
 from predict.images.placed import Pictures, placed_at, resized_picture
 from predict.server.errors import invalid
@@ -19,21 +20,24 @@ Found = list[tuple[str, PicturePart]]  # fields of a request, and their pictures
 
 
 def asked_picture(part: dict[str, Any], where: str) -> PicturePart:
-    """The picture of a part of a request: a data URL. Raises ApiError 400 that names the field."""
+    """The picture of a part of a request: a data URL, or an address, which is not asked here.
+
+    Raises ApiError 400 that names the field.
+    """
     param = f"{where}.{PICTURE_PARTS[part['type']]}"
     try:
         found = picture_part(part)
     except UserError as error:
         raise invalid(param, f"{where}: {error}") from None
     source = found.source
-    if not isinstance(source, str) or DATA_URL.match(source[:200]) is None:
-        raise invalid(
-            param,
-            f"{param} is {quoted(source)}, and this server fetches no address and reads no file "
-            "(allowed: data:image/png;base64,... of the picture itself)",
-            "unsupported_content",
-        )
-    return found
+    if is_address(source) or (isinstance(source, str) and DATA_URL.match(source[:200])):
+        return found
+    raise invalid(
+        param,
+        f"{param} is {quoted(source)} (allowed: data:image/png;base64,... of the picture itself, "
+        "or an address that the server's flags allow)",
+        "unsupported_content",
+    )
 
 
 def sent_pictures(pictures: Pictures | None) -> list[SentPicture]:

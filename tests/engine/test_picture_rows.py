@@ -64,7 +64,7 @@ def test_random_arrivals_and_ends_lose_no_row() -> None:
 
 
 def test_pictures_that_never_have_room_together_are_refused() -> None:
-    with pytest.raises(UserError, match=r"its pictures have 12 tokens \(allowed: up to 9"):
+    with pytest.raises(UserError, match=r"its pictures have 12 rows \(allowed: up to 9"):
         PictureRows(9).check_fits(request_of(3, 11))
     PictureRows(12).check_fits(request_of(3, 11))
 

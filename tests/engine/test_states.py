@@ -71,7 +71,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("num_events", [250, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_events", [250, pytest.param(2000, marks=pytest.mark.slow)])
 def test_each_step_reads_the_state_of_its_own_tokens(
     name: str, ahead: bool, num_events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,25 @@ Status embedding(const EmbeddingParams& params, const Launch& on) {
     }
     check(cpu::add({p.out, added.empty() ? nullptr : added.data(), p.out,
                     p.num_tokens * p.hidden_size, p.scale, 1.f, p.dtype}));
+    const int64_t bytes = p.hidden_size * dtype_size(p.dtype);
+    for (int64_t i = 0; p.image_table != nullptr && i < p.num_tokens; ++i) {
+      if (p.image_rows[i] < 0) continue;
+      gather({p.image_rows + i, p.image_table, static_cast<char*>(p.out) + i * bytes, 1,
+              p.num_image_rows, p.hidden_size, p.dtype});
+    }
   });
+}
+
+Status cut_patches(const CutPatchesParams& params, const Launch& on) {
+  return queue(on.stream, "cut_patches", [p = params] { check(cpu::cut_patches(p)); });
+}
+
+Status put_rows(const PutRowsParams& params, const Launch& on) {
+  return queue(on.stream, "put_rows", [p = params] { check(cpu::put_rows(p)); });
+}
+
+Status write_places(const WritePlacesParams& params, const Launch& on) {
+  return queue(on.stream, "write_places", [p = params] { check(cpu::write_places(p)); });
 }
 
 Status norm(const NormParams& params, const Launch& on) {
@@ -330,7 +348,8 @@ Status own_rows(const OwnRowsParams& params, const Launch& on) {
 }  // namespace regatta::cuda
 
 REGATTA_EXPORT const char* regatta_gpu_ranks_create(int, int, void*) { return nullptr; }
-REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void*, const int*, int, void*) {
+REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void*, const int*, int, void*, int) {
   return nullptr;
 }
+REGATTA_EXPORT int regatta_gpu_ranks_want_nccl(int, int) { return 0; }
 REGATTA_EXPORT const char* regatta_gpu_ranks_check() { return nullptr; }

@@ -6,14 +6,17 @@ last:
     python -m tests.golden_images.make            # everything
     python -m tests.golden_images.make qwen2_vl   # some cases by name
 
-pixels.npz: what processors make of the cases of tests.support.pictures.
+pixels.npz, other_pixels.npz: what processors make of the cases of tests.support.pictures.
 
 One folder per case: the checkpoint as transformers 5 saves it, with a tokenizer of bytes and a chat
-template, and
+template (of most cases qwen2_5_vl's), and
 
+- model.safetensors, or names and shapes, "tensors" of golden.json, of which
+  tests.support.made_weights makes it;
 - golden.json: "prompts": token ids with one placeholder for each of "pictures" (numbers of
   tests.support.pictures.SIZES), and the "greedy" ids behind them; "min_margin";
-- golden.npz: "tower_N" of each picture, the tower's rows; "last_logits" of each prompt.
+- golden.npz: "tower_N" of each picture, the tower's rows, or some of their values (`sampled`);
+  "last_logits" of each prompt.
 
 Every parameter is random, norms and biases too. Seeds are searched until no greedy step is close.
 """
@@ -24,6 +27,8 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +37,23 @@ import torch
 import transformers
 from PIL import ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+    PaddleOCRVLImageProcessorPil,
+)
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.support.pictures import SIZES, drawn, pixel_cases, sampled
+from predict.loading.checkpoint import Checkpoint
+from tests.support.made_weights import write_checkpoint
+from tests.support.pictures import (
+    NUM_SAMPLED,
+    SIZES,
+    drawn,
+    other_pixel_cases,
+    pixel_cases,
+    sampled,
+)
 
 HERE = Path(__file__).resolve().parent
 NUM_NEW_TOKENS = 12
@@ -100,14 +119,226 @@ QWEN2_VL = QWEN2_5_VL | {
         "mlp_ratio": 2,
     }
 }
-CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen2_5_vl": (
+QWEN3_VL = {
+    "text_config": QWEN2_5_VL["text_config"]
+    | {
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+            "rope_theta": 10000.0,
+        },
+    },
+    "vision_config": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_heads": 2,
+        "patch_size": 4,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 25,
+        "deepstack_visual_indexes": [0, 1],
+    },
+    **{key: value for key, value in QWEN2_5_VL.items() if "config" not in key},
+}
+QWEN3_VL_MOE = QWEN3_VL | {
+    "text_config": QWEN3_VL["text_config"]
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+}
+
+
+PADDLEOCR_VL = {
+    "text_config": {
+        **{
+            key: value for key, value in QWEN3_VL["text_config"].items() if key != "rope_parameters"
+        },
+        "rope_parameters": {
+            "rope_type": "default",
+            "mrope_section": [2, 3, 3],
+            "rope_theta": 10000.0,
+        },
+        "tie_word_embeddings": False,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 20,
+    },
+    **{key: value for key, value in QWEN2_5_VL.items() if "config" not in key},
+}
+
+
+GEMMA3 = {
+    "text_config": {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": 264,
+        "max_position_embeddings": 512,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 16,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    },
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 24,
+        "vision_use_head": False,
+        "model_type": "siglip_vision_model",
+    },
+    "mm_tokens_per_image": 9,
+    "image_token_index": IMAGE,
+    "boi_token_index": START,
+    "eoi_token_index": STOP,
+}
+
+
+MISTRAL3 = {
+    "text_config": {
+        **{
+            key: value for key, value in QWEN3_VL["text_config"].items() if key != "rope_parameters"
+        },
+        "model_type": "mistral",
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 56,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
+    },
+    "image_token_index": IMAGE,
+    "tie_word_embeddings": False,
+}
+
+
+def qwen_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows, with those that are added behind layers."""
+    made = model.model.visual(inputs["pixel_values"], inputs["image_grid_thw"])
+    added = getattr(made, "deepstack_features", None) or ()
+    return torch.cat([made.pooler_output, *added], dim=1).numpy()
+
+
+def paddleocr_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows."""
+    made = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"])
+    return torch.cat(made.pooler_output).numpy()
+
+
+def mistral_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows."""
+    made = model.model.get_image_features(inputs["pixel_values"], inputs["image_sizes"])
+    return torch.cat(made.pooler_output).numpy()
+
+
+def mistral_ids(inputs: dict[str, Any], count: int) -> list[int]:
+    """A picture's tokens: with one behind each row, and another behind the last."""
+    columns = int(inputs["image_sizes"][0][1]) // 8
+    rows = [*[IMAGE] * columns, 12] * (count // columns)
+    return [*rows[:-1], 13]
+
+
+def padded(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """Pictures of several sizes as one tensor."""
+    sizes = torch.cat([torch.as_tensor(each["image_sizes"]) for each in several])
+    height, width = sizes.max(0).values.tolist()
+    images = [
+        torch.nn.functional.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2]))
+        for image in (each["pixel_values"] for each in several)
+    ]
+    return {"pixel_values": torch.cat(images), "image_sizes": sizes}
+
+
+def joined(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """Several pictures as the model reads them."""
+    keys = ("pixel_values", "image_grid_thw")
+    return {key: torch.cat([each[key] for each in several]) for key in keys if key in several[0]}
+
+
+def features(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows."""
+    made = model.model.get_image_features(inputs["pixel_values"])
+    return made.pooler_output.flatten(0, 1).numpy()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind: its classes, a tiny config, and what differs from the others."""
+
+    config: Any
+    model: Any
+    values: dict[str, Any]
+    processor: Any
+    rows: Callable[[Any, dict[str, Any]], np.ndarray[Any, Any]] = qwen_rows
+    kinds: str = "mm_token_type_ids"  # where the model is told which tokens are pictures'
+    joined: Callable[[list[dict[str, Any]]], dict[str, Any]] = joined
+    # A picture's tokens, of its inputs and its rows.
+    ids: Callable[[dict[str, Any], int], list[int]] = lambda inputs, count: [IMAGE] * count
+    options: dict[str, Any] = field(default_factory=dict)  # of a call of the processor
+    is_stored: bool = False  # whether the checkpoint is
+
+
+QWENS = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
+CASES: dict[str, Case] = {
+    "qwen2_5_vl": Case(
         *(transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
-        QWEN2_5_VL,
+        *(QWEN2_5_VL, QWENS),
+        is_stored=True,
     ),
-    "qwen2_vl": (
+    "qwen2_vl": Case(
         *(transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
-        QWEN2_VL,
+        *(QWEN2_VL, QWENS),
+        is_stored=True,
+    ),
+    "qwen3_vl": Case(
+        *(transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+        *(QWEN3_VL, QWENS),
+    ),
+    "qwen3_vl_moe": Case(
+        *(transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration),
+        *(QWEN3_VL_MOE, QWENS),
+    ),
+    "paddleocr_vl": Case(
+        *(transformers.PaddleOCRVLConfig, transformers.PaddleOCRVLForConditionalGeneration),
+        PADDLEOCR_VL,
+        PaddleOCRVLImageProcessorPil(
+            patch_size=4, size={"shortest_edge": 64, "longest_edge": 3200}
+        ),
+        paddleocr_rows,
+    ),
+    "gemma3": Case(
+        *(transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
+        Gemma3ImageProcessorPil(size={"height": 24, "width": 24}),
+        features,
+        kinds="token_type_ids",
+    ),
+    "mistral3": Case(
+        *(transformers.Mistral3Config, transformers.Mistral3ForConditionalGeneration, MISTRAL3),
+        PixtralImageProcessorPil(patch_size={"height": 4, "width": 4}, size={"longest_edge": 56}),
+        mistral_rows,
+        kinds="",
+        joined=padded,
+        ids=mistral_ids,
+        options={"patch_size": {"height": 8, "width": 8}},
     ),
 }
 PICTURE = [START, IMAGE, STOP]
@@ -140,12 +371,19 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
-def model_of(case: str, seed: int) -> Any:
-    """A model whose parameters are all random, rounded to bfloat16."""
-    config_of, model_type, values = CASES[case]
-    config = config_of(**values)
+def model_of(case: Case, seed: int, tensors: dict[str, list[int]], folder: Path) -> Any:
+    """A model whose parameters are all random, rounded to bfloat16.
+
+    folder: with a config.json, which gets the checkpoint. tensors: names and shapes there.
+    """
+    if not case.is_stored:
+        write_checkpoint(folder / "model.safetensors", tensors, seed)
+        return case.model.from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+    config = case.config(**case.values)
     config._attn_implementation = "eager"
-    model = model_type(config).eval()
+    model = case.model(config).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, value in model.named_parameters():
         noise = torch.randn(value.shape, generator=generator)
@@ -159,44 +397,43 @@ def model_of(case: str, seed: int) -> Any:
     return model
 
 
-def expanded(prompt: list[int], counts: list[int]) -> list[int]:
-    """The prompt with so many placeholders for each picture."""
-    left, ids = iter(counts), list[int]()
+def expanded(prompt: list[int], pictures: list[list[int]]) -> list[int]:
+    """The prompt with all tokens of each picture."""
+    left, ids = iter(pictures), list[int]()
     for token in prompt:
-        ids += [token] * (next(left) if token == IMAGE else 1)
+        ids += next(left) if token == IMAGE else [token]
     return ids
 
 
-def attempt(case: str, seed: int, processor: Any, folder: Path) -> dict[str, Any] | None:
+def attempt(
+    case: Case, seed: int, tensors: dict[str, list[int]], folder: Path
+) -> dict[str, Any] | None:
     """Writes golden.npz of a seed; None where a greedy step is close."""
-    model, rng = model_of(case, seed), np.random.default_rng(seed)
-    inputs = [processor(drawn(n, size), return_tensors="pt") for n, size in enumerate(SIZES)]
+    model, rng = model_of(case, seed, tensors, folder), np.random.default_rng(seed)
+    inputs = [
+        case.processor(drawn(n, size), return_tensors="pt", **case.options)
+        for n, size in enumerate(SIZES)
+    ]
     with torch.no_grad():
-        towers = [
-            model.model.visual(each["pixel_values"], each["image_grid_thw"]).pooler_output.numpy()
-            for each in inputs
-        ]
+        towers = [case.rows(model, each) for each in inputs]
     prompts, margin, firsts = list[dict[str, Any]](), np.inf, []
     for parts in PROMPTS:
         prompt, pictures = list[int](), []
         for kind, number in parts:
             prompt += PICTURE if kind == "picture" else rng.integers(0, 256, number).tolist()
             pictures += [number] * (kind == "picture")
-        ids = expanded(prompt, [len(towers[number]) for number in pictures])
+        ids = expanded(prompt, [case.ids(inputs[n], len(towers[n])) for n in pictures])
         given: dict[str, Any] = {}
         if pictures:
-            given = {
-                key: torch.cat([inputs[number][key] for number in pictures])
-                for key in ("pixel_values", "image_grid_thw")
-            }
+            given = case.joined([inputs[number] for number in pictures])
         greedy: list[int] = []
         for _ in range(NUM_NEW_TOKENS):
             tokens = torch.tensor([ids + greedy])
-            if pictures:
+            if pictures and case.kinds:
                 # Generated placeholders stand for no picture.
                 kinds = torch.zeros_like(tokens)
                 kinds[0, : len(ids)] = (tokens[0, : len(ids)] == IMAGE).int()
-                given["mm_token_type_ids"] = kinds
+                given[case.kinds] = kinds
             with torch.no_grad():
                 logits = model(input_ids=tokens, use_cache=False, **given).logits[0, -1].numpy()
             if not greedy:
@@ -207,12 +444,67 @@ def attempt(case: str, seed: int, processor: Any, folder: Path) -> dict[str, Any
             if margin < MIN_MARGIN or greedy[-1] == IMAGE:
                 return None
         prompts.append({"prompt": prompt, "pictures": pictures, "greedy": greedy})
+    if case.is_stored:
+        save(model, folder)
+    arrays: dict[str, Any] = {
+        f"tower_{number}": rows if case.is_stored else sampled(rows, NUM_SAMPLED)
+        for number, rows in enumerate(towers)
+    }
+    np.savez_compressed(folder / "golden.npz", last_logits=np.stack(firsts), **arrays)
+    made = {"seed": seed, "min_margin": float(margin), "prompts": prompts}
+    return made if case.is_stored else made | {"tensors": tensors}
+
+
+def whole_image(made: Any, side: int) -> np.ndarray[Any, Any]:
+    """[3, height, width] of PaddleOCR-VL's patches."""
+    rows, columns = made["image_grid_thw"][0, 1:]
+    patches = made["pixel_values"].reshape(rows, columns, 3, side, side)
+    return patches.transpose(2, 0, 3, 1, 4).reshape(3, rows * side, columns * side)
+
+
+def paddleocr_image(image: Any, options: dict[str, int]) -> np.ndarray[Any, Any]:
+    processor = PaddleOCRVLImageProcessorPil(**options)
+    return whole_image(processor(ImageOps.exif_transpose(image), return_tensors="np"), 14)
+
+
+def gemma3_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    processor = Gemma3ImageProcessorPil(**{"size": {"height": 56, "width": 56}, **options})
+    made = processor(ImageOps.exif_transpose(image), return_tensors="np")["pixel_values"]
+    return np.concatenate(made, axis=1)  # crops, one below the other
+
+
+def mistral3_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    sides = {"patch_size": {"height": 28, "width": 28}}
+    processor = PixtralImageProcessorPil(**options)
+    return processor(ImageOps.exif_transpose(image), return_tensors="np", **sides)["pixel_values"][
+        0
+    ]
+
+
+# The picture that a tower reads, [..., 3, height, width], by kind.
+PROCESSED: dict[str, Callable[[Any, dict[str, int]], np.ndarray[Any, Any]]] = {
+    "paddleocr_vl": paddleocr_image,
+    "gemma3": gemma3_image,
+    "mistral3": mistral3_image,
+}
+
+
+def make_other_pixels() -> None:
+    """Writes other_pixels.npz: sizes and some values of pictures behind other processors."""
+    arrays: dict[str, Any] = {}
+    for kind, few in other_pixel_cases().items():
+        made = [PROCESSED[kind](image, options) for image, options in few]
+        arrays[f"{kind}_shapes"] = np.array([image.shape for image in made])
+        arrays[f"{kind}_values"] = np.stack([sampled(image, 40) for image in made])
+    np.savez_compressed(HERE / "other_pixels.npz", **arrays)
+
+
+def save(model: Any, folder: Path) -> None:
+    """Writes a checkpoint in bfloat16, whose config.json says float32."""
     model.to(torch.bfloat16).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text()) | {"dtype": "float32"}
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    arrays = {f"tower_{number}": rows for number, rows in enumerate(towers)}
-    np.savez_compressed(folder / "golden.npz", last_logits=np.stack(firsts), **arrays)
-    return {"seed": seed, "min_margin": float(margin), "prompts": prompts}
+    (folder / "generation_config.json").unlink(missing_ok=True)
 
 
 def make_pixels() -> None:
@@ -227,26 +519,30 @@ def make_pixels() -> None:
     np.savez_compressed(HERE / "pixels.npz", grids=np.stack(grids), values=np.stack(values))
 
 
-def make_case(case: str) -> None:
+def make_case(name: str) -> None:
     """Searches a seed and leaves its checkpoint and goldens in the case's folder."""
-    processor = Qwen2VLImageProcessorPil(patch_size=4, merge_size=2, min_pixels=64, max_pixels=3200)
+    case = CASES[name]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / case
+        folder = Path(temporary) / name
         folder.mkdir()
-        tried = (attempt(case, seed, processor, folder) for seed in range(MAX_SEEDS))
+        save(case.model(case.config(**case.values)), folder)
+        tensors = {key: [*each.shape] for key, each in Checkpoint(folder).stored.items()}
+        tried = (attempt(case, seed, tensors, folder) for seed in range(MAX_SEEDS))
         golden = next(filter(None, tried), None)
         if golden is None:
-            raise SystemExit(f"{case}: no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
-        write_tokenizer(folder)
-        values = json.loads(processor.to_json_string()).items()
+            raise SystemExit(f"{name}: no seed below {MAX_SEEDS} has a margin of {MIN_MARGIN}")
+        if case.is_stored:
+            write_tokenizer(folder)
+        else:
+            (folder / "model.safetensors").unlink()
+        values = json.loads(case.processor.to_json_string()).items()
         saved = {key: value for key, value in values if value is not None}
         (folder / "preprocessor_config.json").write_text(json.dumps(saved, indent=1))
         (folder / "golden.json").write_text(json.dumps(golden))
-        (folder / "generation_config.json").unlink(missing_ok=True)
-        shutil.rmtree(HERE / case, ignore_errors=True)
-        shutil.copytree(folder, HERE / case, copy_function=shutil.copyfile)
-    size = sum(path.stat().st_size for path in (HERE / case).iterdir())
-    print(f"{case}: seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
+        shutil.rmtree(HERE / name, ignore_errors=True)
+        shutil.copytree(folder, HERE / name, copy_function=shutil.copyfile)
+    size = sum(path.stat().st_size for path in (HERE / name).iterdir())
+    print(f"{name}: seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
 
 
 def main() -> None:
@@ -256,6 +552,7 @@ def main() -> None:
     names = sys.argv[1:] or [*CASES]
     if len(sys.argv) == 1:
         make_pixels()
+        make_other_pixels()
     for case in names:
         make_case(case)
 

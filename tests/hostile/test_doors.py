@@ -184,9 +184,9 @@ MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
         turns({"type": "tool_result", "tool_use_id": "d", "content": "x"}),
         "messages[1].content[0].tool_use_id",
     ),
-    "an image as a result": (
+    "an image of nothing as a result": (
         turns({"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "a": 1}]}),
-        "messages[1].content[0].content[0].type",
+        "messages[1].content[0].content[0].a",
     ),
     "arguments that are a text": (
         turns({**USE, "input": "{}"}, role="assistant"),

@@ -36,6 +36,7 @@ OWN_JSON = {
     ("predict/text/template_worker.py", "source.read(size)"),  # and its request
     ("predict/text/formula_worker.py", "sys.argv[1]"),  # the same of formulas
     ("predict/text/formula_worker.py", "source.read(size)"),
+    ("predict/text/formulas.py", "self._exchange(frame, MAX_REPLY, WALL_SECONDS)"),  # its reply
     ("predict/text/guides.py", "grammar"),  # a grammar that it made
     ("predict/cli/identity.py", "json.dumps(values, default=dict)"),  # a copy
     ("predict/cli/journal.py", "line"),  # a line that it wrote

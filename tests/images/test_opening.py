@@ -7,6 +7,7 @@ import contextlib
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ import numpy as np
 import pytest
 
 from predict.errors import UserError
-from predict.images.areas import AreaPixels, read_pixels
+from predict.images.areas import AreaPixels
+from predict.images.fixed import BILINEAR, HALVES, FixedPixels
+from predict.images.longest import LongestPixels
 from predict.images.opening import opened
-from predict.images.placed import picture_of
+from predict.images.pixels import Pixels, read_pixels
+from predict.images.placed import Picture, picture_of
 from tests.support.pictures import (
     GOLDEN_IMAGES,
     drawn,
     in_mode,
     needs_pillow_of_goldens,
+    other_pixel_cases,
     pixel_cases,
     sampled,
     turned,
@@ -44,6 +49,37 @@ def test_pixels_equal_those_of_transformers() -> None:
         assert picture.grid == tuple(golden["grids"][index]), index
         got = sampled(picture.patches.reshape(len(picture.patches), 3, -1))
         np.testing.assert_allclose(got, golden["values"][index], atol=1e-5, err_msg=str(index))
+
+
+# How kinds make pictures, where their files say nothing.
+PIXELS: dict[str, Pixels] = {
+    "paddleocr_vl": AreaPixels(temporal_patch_size=1, grows_sides=True),
+    "gemma3": FixedPixels(
+        height=56, width=56, resample=BILINEAR, image_mean=HALVES, image_std=HALVES
+    ),
+    "mistral3": LongestPixels(),
+}
+
+
+@needs_pillow_of_goldens
+@pytest.mark.parametrize("kind", PIXELS)
+def test_pixels_of_other_kinds_equal_those_of_transformers(kind: str) -> None:
+    golden = np.load(GOLDEN_IMAGES / "other_pixels.npz")
+    for index, (image, options) in enumerate(other_pixel_cases()[kind]):
+        fields = PIXELS[kind].of_size(options.pop("size"), "") if "size" in options else options
+        picture = picture_of(image, replace(PIXELS[kind], **fields))
+        got = whole(picture)
+        assert got.shape == tuple(golden[f"{kind}_shapes"][index]), index
+        wanted = golden[f"{kind}_values"][index]
+        np.testing.assert_allclose(sampled(got, 40), wanted, atol=1e-5, err_msg=str(index))
+
+
+def whole(picture: Picture) -> Any:
+    """[3, height, width] of a picture's patches; tiles one below the other."""
+    pixels, columns = picture.pixels, picture.cells[1]
+    side, merge = pixels.patch_size, pixels.merge_size
+    cut = picture.patches.reshape(-1, columns, merge, merge, 3, side, side)
+    return cut.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, -1, columns * merge * side)
 
 
 def test_files_of_all_formats_are_pictures(tmp_path: Path) -> None:
@@ -221,6 +257,8 @@ def test_processor_config_comes_first_where_it_says_something(tmp_path: Path) ->
 def test_min_and_max_pixels_win_over_size(tmp_path: Path) -> None:
     text = '{"size": {"shortest_edge": 5, "longest_edge": 99}, "min_pixels": 7, "patch_size": 16}'
     (tmp_path / "processor_config.json").write_text(f'{{"image_processor": {text}}}')
-    assert read_pixels(tmp_path, AreaPixels()) == AreaPixels(16, min_pixels=7, max_pixels=99)
+    assert read_pixels(tmp_path, AreaPixels()) == AreaPixels(
+        patch_size=16, min_pixels=7, max_pixels=99
+    )
     with pytest.raises(UserError, match="min_pixels 7 is more than max_pixels 6"):
         read_pixels(tmp_path, AreaPixels()).changed({"max_pixels": 6}, "here")

@@ -168,15 +168,18 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "full_attention_interval": {"model_type": "qwen3_next"},
     **{key: {"model_type": "lfm2"} for key in OF_LFM2},
 }
-OF_TOWER = ("depth", "num_heads", "fullatt_block_indexes")
+OF_TOWERS = {
+    **dict.fromkeys(("depth", "num_heads", "fullatt_block_indexes"), "qwen2_5_vl"),
+    "deepstack_visual_indexes": "qwen3_vl",
+}
 GOLDENS = {"qwen3_next": "golden_hybrids", "qwen3_5_text": "golden_hybrids"}
-GOLDENS |= {"lfm2": "golden_hybrids", "qwen2_5_vl": "golden_images"}
+GOLDENS |= {"lfm2": "golden_hybrids", **dict.fromkeys(OF_TOWERS.values(), "golden_images")}
 
 
 def config_with(key: str, value: Any) -> dict[str, Any]:
     """A config whose family reads this key."""
-    if key in OF_TOWER:
-        config = golden_config("qwen2_5_vl")
+    if key in OF_TOWERS:
+        config = golden_config(OF_TOWERS[key])
         return {**config, "vision_config": {**config["vision_config"], key: value}}
     family, kind = OF_ROPE.get(key, ("llama", "yarn"))
     inner = {"model_type": family, "rope_scaling": {"type": kind, key: value}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -55,6 +56,11 @@ def opened(browser: Browser, running: FakeServer) -> Iterator[Page]:
 def page(opened: Page, server: FakeServer) -> Page:
     start_over(opened)
     return opened
+
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 
 
 def echo(body: dict[str, Any]) -> Answer:
@@ -312,6 +318,28 @@ def test_settings_are_sent_and_kept(page: Page, server: FakeServer) -> None:
     page.keyboard.press("Escape")
     ask(page, "Hello")
     assert "temperature" not in server.bodies[-1]
+
+
+def test_pictures_are_attached_shown_sent_and_kept(page: Page, server: FakeServer) -> None:
+    server.answer = says("A pixel.")
+    picture = {"name": "a.png", "mimeType": "image/png", "buffer": PIXEL}
+    other = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
+    page.locator("#pick").set_input_files([picture, other, picture])
+    expect(page.locator("#attached img")).to_have_count(2)
+    expect(page.locator("#notice")).to_contain_text("a.txt is no PNG")
+    page.get_by_role("button", name="Remove picture 2").click()
+    assert ask(page, "What is it?") == "A pixel."
+    url = f"data:image/png;base64,{base64.b64encode(PIXEL).decode()}"
+    parts = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    assert server.bodies[-1]["messages"] == [{"role": "user", "content": parts}]
+    expect(page.locator("#attached img")).to_have_count(0)
+    page.reload()
+    shown = page.locator(".turn.user img")
+    expect(shown).to_have_attribute("src", url)
+    assert shown.evaluate("(image) => image.naturalWidth") == 1  # the page's policy shows it
 
 
 def test_wrong_setting_is_named_and_nothing_is_sent(page: Page, server: FakeServer) -> None:

@@ -78,9 +78,9 @@ def url(value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (url("https://example.com/a.png"), "this server fetches no address and reads no file"),
-        (url("/etc/passwd"), "this server fetches no address and reads no file"),
-        (url("file:///etc/passwd"), "fetches no address"),
+        (url("https://example.com/a.png"), "none is fetched .*allowed_media_domains"),
+        (url("/etc/passwd"), "allowed: data:image/png;base64"),
+        (url("file:///etc/passwd"), "no file is read .*allowed_local_media_path"),
         (url("data:image/png;base64,AAAA"), "picture 1 of the prompt is no picture"),
         (url(PART["image_url"]["url"][:400]), "damaged or cut off|base64"),
         ({"type": "image_url"}, "image_url is missing"),
@@ -128,6 +128,45 @@ def test_texts_do_not_wait_for_pictures() -> None:
         patch.setattr(PictureReader, "read", waits)
         assert asyncio.run(ask())
     front.close()
+
+
+def test_responses_and_messages_have_pictures(client: openai.OpenAI) -> None:
+    """Theirs are the answers of chats: pictures of users, and of calls' results."""
+    url = PART["image_url"]["url"]
+    wanted = ask(client, TEXT, PART)
+    said = [
+        {"type": "input_text", "text": TEXT["text"]},
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+    ]
+    got = client.responses.create(
+        model="test",
+        input=[{"role": "user", "content": said}],
+        temperature=0,
+        max_output_tokens=16,
+    )
+    assert got.output_text.startswith(wanted.choices[0].message.content)
+    assert got.usage is not None
+    assert got.usage.input_tokens == wanted.usage.prompt_tokens
+    kind, _, data = url.partition(";base64,")
+    source = {"type": "base64", "media_type": kind.removeprefix("data:"), "data": data}
+    blocks: list[Any] = [TEXT, {"type": "image", "source": source}]
+    answer = post_message(client, blocks)
+    assert answer["content"][0]["text"] == wanted.choices[0].message.content
+    assert answer["usage"]["input_tokens"] == wanted.usage.prompt_tokens
+    for wrong, field in (
+        ({**source, "data": None}, ".source.data"),
+        ({**source, "url": url}, ".source.url"),
+        ({**source, "media_type": "image/gif"}, ""),
+        ({"type": "url", "url": "http://169.254.169.254/"}, ""),
+    ):
+        refused = post_message(client, [TEXT, {"type": "image", "source": wrong}])
+        assert refused["error"]["message"].startswith(f"messages[0].content[1]{field}")
+
+
+def post_message(client: openai.OpenAI, content: list[Any]) -> Any:
+    """The answer of /v1/messages to a user's content."""
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+    return httpx.post(f"{client.base_url}messages", json=body, timeout=60).json()
 
 
 def test_a_placeholder_in_a_text_prompt_is_refused(client: openai.OpenAI) -> None:

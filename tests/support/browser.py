@@ -64,7 +64,8 @@ def start_over(page: Page) -> None:
 
 
 def _outside(asked: str, url: str) -> list[str]:
-    return [] if asked.startswith((url, f"blob:{url}")) else [f"asked {asked}"]
+    own = (url, f"blob:{url}", "data:image/")  # pictures that the reader has attached
+    return [] if asked.startswith(own) else [f"asked {asked}"]
 
 
 def _refusals(text: str) -> list[str]:

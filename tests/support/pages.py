@@ -30,6 +30,7 @@ COMMANDS = {
     "predict.bench.compare": "predict.bench.compare",
     "predict.bench.throughput": "predict.bench.throughput",
     "predict.bench.kernels": "predict.bench.kernels",
+    "predict.bench.tower": "predict.bench.tower",
     "predict.bench.peer": "predict.bench.peer",
     "predict.bench.serving": "predict.bench.serving.__main__",
 }

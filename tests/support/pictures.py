@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from io import BytesIO
@@ -14,9 +17,15 @@ import numpy as np
 import PIL
 import pytest
 
+from predict import SamplingParams
+from tests.support.made_weights import write_checkpoint
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
+
+    from predict import LLM
+    from predict.images.placed import Picture
 
 # Of tests that compare with what transformers made of pictures.
 needs_pillow_of_goldens = pytest.mark.skipif(
@@ -24,7 +33,9 @@ needs_pillow_of_goldens = pytest.mark.skipif(
     reason="recorded with Pillow 13: older ones round otherwise where they resize",
 )
 GOLDEN_IMAGES = Path(__file__).resolve().parents[1] / "golden_images"
+IMAGE_CASES = sorted(path.parent.name for path in GOLDEN_IMAGES.glob("*/golden.json"))
 # Width and height of the pictures of the goldens: cut windows at both edges, one cell, one row.
+NUM_SAMPLED = 300  # of a tower's values
 SIZES = ((72, 40), (9, 11), (130, 14), (56, 64))
 
 
@@ -80,10 +91,29 @@ def pixel_cases() -> Iterator[tuple[Image, dict[str, int]]]:
         )
 
 
-def sampled(patches: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Some values of patches, the same for the same number of them."""
-    flat = patches.reshape(-1)
-    return flat[np.random.default_rng(1).integers(0, len(flat), 60)]
+PAN_AND_SCAN: dict[str, Any] = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 8,
+    "pan_and_scan_max_num_crops": 3,
+    "pan_and_scan_min_ratio_to_activate": 1.3,
+}
+
+
+def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, Any]]]]:
+    """By kind a few of pixel_cases, each with the options that its processor has."""
+    few = [*pixel_cases()][::3]
+    images = [image for image, _ in few]
+    return {
+        "paddleocr_vl": few,
+        "gemma3": [(each, PAN_AND_SCAN if n % 2 else {}) for n, each in enumerate(images)],
+        "mistral3": [(each, {"size": {"longest_edge": 84}}) for each in images],
+    }
+
+
+def sampled(values: NDArray[np.float32], count: int = 60) -> NDArray[np.float32]:
+    """Some of the values, the same for the same number of them."""
+    flat = values.reshape(-1)
+    return flat[np.random.default_rng(1).integers(0, len(flat), count)]
 
 
 def png_url(image: Image) -> str:
@@ -91,6 +121,23 @@ def png_url(image: Image) -> str:
     file = BytesIO()
     image.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@cache
+def image_model(case: str) -> Path:
+    """The folder of a case's checkpoint; of most cases it is made."""
+    stored = GOLDEN_IMAGES / case
+    golden = image_golden(case)
+    if "tensors" not in golden:
+        return stored
+    made = Path(tempfile.mkdtemp(prefix="images-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(GOLDEN_IMAGES / "qwen2_5_vl" / name, made / name)
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copyfile(stored / name, made / name)
+    write_checkpoint(made / "model.safetensors", golden["tensors"], golden["seed"])
+    return made
 
 
 @cache
@@ -102,3 +149,32 @@ def image_golden(case: str) -> dict[str, Any]:
 def pictures_of(prompt: dict[str, Any]) -> list[Image]:
     """The pictures of a golden's prompt."""
     return [drawn(number, SIZES[number]) for number in prompt["pictures"]]
+
+
+def asked_of(case: str) -> list[dict[str, Any]]:
+    """The prompts of a golden, as generate takes them."""
+    return [
+        {"prompt": each["prompt"], "multi_modal_data": {"image": pictures_of(each)}}
+        for each in image_golden(case)["prompts"]
+    ]
+
+
+def check_greedy_of(llm: LLM, case: str) -> None:
+    """Asserts that the answers to a golden's prompts are its own, and that nothing is lost."""
+    params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+    outputs = llm.generate(asked_of(case), params)
+    wanted = [each["greedy"] for each in image_golden(case)["prompts"]]
+    assert [list(output.token_ids) for output in outputs] == wanted
+    llm.engine.scheduler.check()
+
+
+def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
+    """A tower's rows of a picture."""
+    from predict.nn.tower import encode
+
+    tower, platform = llm.parts.sight.tower, llm.platform
+    assert tower is not None
+    dtype = llm.config.model.dtype
+    grids = [picture.grid]
+    made = encode(*(platform.backend, tower, picture.patches, grids, dtype, platform.place))
+    return np.asarray(made.cpu().astype("float32").numpy())

@@ -28,6 +28,8 @@ struct DeltaNetBlockParams : BlockParams {
   const float* out_norm = nullptr;   // [E], or with norm_groups [V * E]
   float* conv_states = nullptr;      // [slots, conv_width - 1, conv_size], in place
   float* states = nullptr;           // [slots, V, D, E], in place
+  // On GPUs bfloat16, too; `states` points to such values then.
+  DType states_dtype = DType::kFloat32;
   // Of the step, made by kind.cc.
   const void* made_qkvz = nullptr;  // [T, conv_size + V * E]
   const void* made_ba = nullptr;    // [T, gate_size]

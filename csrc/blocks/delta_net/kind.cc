@@ -39,7 +39,7 @@ void take(DeltaNetBlockParams& p, Tensors& tensors) {
   p.out_norm = tensors.floats("out norm", block.norm_groups > 0 ? values : block.value_dim);
   p.out = tensors.linear("out", block.out, values, width, false);
   p.conv_states = tensors.state("conv_state", {block.conv_width - 1, conv});
-  p.states = tensors.state("state", {heads, block.key_dim, block.value_dim});
+  p.states = tensors.state("state", {heads, block.key_dim, block.value_dim}, &p.states_dtype);
 }
 
 Status run_rows(DeltaNetBlockParams& p) {

@@ -1,6 +1,6 @@
 // Rows of a matrix by index: token embedding (scaled, and with rows of learned positions added,
-// where a model has that), and the rows that logits are computed for; and the borders of spans of
-// one row.
+// where a model has that, or rows of pictures in their place), and the rows that logits are
+// computed for; and the borders of spans of one row.
 //
 // Architectures: all; any dtype. One thread per 16 bytes (or per element, when rows are not a
 // multiple of 16 bytes). Bound: bytes read and written.
@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kThreads)
                : Unit{};
 }
 
-// One thread per 16 bytes (kVector) or element: scale * token's row + position's row, rounded once.
+// One thread per 16 bytes (kVector) or element: scale * token's row + position's row, rounded once;
+// or a picture's row, as it is.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kThreads)
     embedding_kernel(const EmbeddingParams p, int64_t num_units, int units_per_row) {
@@ -52,8 +53,13 @@ __global__ void __launch_bounds__(kThreads)
       sum[0] = fmaf(scale, Traits<T>::to_float(*from), sum[0]);
     }
   };
-  add(p.weight, p.vocab_size, p.token_ids[row], p.scale);
-  if (p.position_table != nullptr) {
+  const int64_t image = p.image_table == nullptr ? -1 : p.image_rows[row];
+  if (image >= 0) {
+    add(p.image_table, p.num_image_rows, image, 1.f);
+  } else {
+    add(p.weight, p.vocab_size, p.token_ids[row], p.scale);
+  }
+  if (image < 0 && p.position_table != nullptr) {
     add(p.position_table, p.num_positions, p.positions[row], 1.f);
   }
   T* const out = static_cast<T*>(p.out) + i * kUnit;
@@ -109,10 +115,7 @@ Status embedding(const EmbeddingParams& params, const Launch& launch_on) {
     return Status::error(
         "embedding: packed weights are a CPU layout; pass [vocab_size, hidden_size]");
   }
-  if (params.image_table != nullptr) {
-    return Status::error("embedding: rows of images are taken on a CPU alone");
-  }
-  if (params.scale != 1.f || params.position_table != nullptr) {
+  if (params.scale != 1.f || params.position_table != nullptr || params.image_table != nullptr) {
     if (params.num_tokens == 0 || params.hidden_size == 0) return {};
     return dispatch_dtype(params.dtype, "embedding", [&](auto* t) {
       using T = std::remove_pointer_t<decltype(t)>;

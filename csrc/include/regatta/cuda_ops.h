@@ -17,6 +17,7 @@
 #include "regatta/attention.h"
 #include "regatta/blocks.h"
 #include "regatta/copy_blocks.h"
+#include "regatta/cut_patches.h"
 #include "regatta/embedding.h"
 #include "regatta/follow_drafts.h"
 #include "regatta/likeliest.h"
@@ -26,6 +27,7 @@
 #include "regatta/mask_logits.h"
 #include "regatta/norm.h"
 #include "regatta/pack_dense.h"
+#include "regatta/picture_rows.h"
 #include "regatta/sample.h"
 #include "regatta/types.h"
 #include "regatta/verify_window.h"
@@ -138,6 +140,10 @@ Status resolve_tokens(int32_t* token_ids, const int32_t* last_tokens, int64_t nu
                       int64_t num_last, const Launch& launch);
 
 Status follow_drafts(const FollowDraftsParams& params, const Launch& launch);
+
+Status cut_patches(const CutPatchesParams& params, const Launch& launch);
+Status put_rows(const PutRowsParams& params, const Launch& launch);
+Status write_places(const WritePlacesParams& params, const Launch& launch);
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& launch);
 

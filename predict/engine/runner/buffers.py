@@ -148,6 +148,7 @@ class GraphShape(NamedTuple):
     adapted: bool = False  # requests have adapters
     chooses: bool = True  # tokens are drawn, in it or by the graph of the choice
     taps: tuple[str, ...] = ()  # hidden states that it returns
+    pictured: bool = False  # tokens of pictures are read; no graph runs that
 
     @property
     def returns(self) -> bool:
@@ -202,6 +203,8 @@ class FieldLayout:
             (num_seqs, shape.num_seqs, self.of_seqs),
         ):
             for place, index, padding in fields:
+                if inputs[index] is None:  # of a step without pictures: not read
+                    continue
                 array = arrays[place]
                 array[:count] = inputs[index]
                 if count < room:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 PLAN_WIDTH = 3 + MAX_DRAFT_TOKENS  # of ops.follow_drafts
 NO_CHOICES = Choices(())
+NONE = {"T": 0}  # sizes of the fields of pictures in a step without any
 Draw = Callable[[], None]  # queues a step's choice
 
 
@@ -218,6 +219,7 @@ class GpuRunner:
             guided=choices.fill_masks is not None,
             adapted=self.network.reads_adapters(inputs),
             chooses=bool(choices.rows),
+            pictured=inputs.image_rows is not None,
         )
 
     def _start(
@@ -256,7 +258,8 @@ class GpuRunner:
         self, inputs: StepInputs, choices: Choices, shape: GraphShape
     ) -> GraphShape | None:
         """The graph that runs a step, recorded or to be; None: operator by operator."""
-        room = None if self.graphs.pool is None else graph_shape(inputs)
+        runs_eagerly = self.graphs.pool is None or shape.pictured
+        room = None if runs_eagerly else graph_shape(inputs)
         measures = choices.num_top is not None and not shape.guided
         if room is None or (room.max_span > 1 and (measures or not shape.chooses)):
             return None
@@ -290,15 +293,19 @@ class GpuRunner:
         import paddle
 
         layout = self.network.layout
-        fields = [(inputs[index], field.dtype) for index, field in layout.device]
-        pieces = [Piece(dtype, np.shape(values)) for values, dtype in fields]
+        fields = [(inputs[index], field) for index, field in layout.device]
+        pieces = [
+            Piece(field.dtype, np.shape(values) if values is not None else field.sized(NONE))
+            for values, field in fields
+        ]
         pieces += table_pieces(len(choices.rows))
         if plan is not None:
             pieces.append(Piece("int32", plan.shape))
         self._copied.synchronize()
         buffer = StepBuffer(pieces, self._pinned.slabs(pieces), layout.tables)
         for array, (values, _) in zip(buffer.arrays, fields, strict=False):
-            array[...] = values
+            if values is not None:
+                array[...] = values
         self._upload(buffer, choices, plan)
         with paddle.no_grad():
             return self._queue(buffer, inputs.max_lens, len(choices.rows), shape, choices.window)

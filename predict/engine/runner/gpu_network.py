@@ -60,6 +60,8 @@ class GpuNetwork:
         inputs = self.layout.inputs(buffer, self._max_lens)
         if not shape.adapted:
             inputs = inputs._replace(adapter_ids=None, adapter_pages=None)
+        if not shape.pictured:
+            inputs = inputs._replace(image_rows=None, image_places=None)
         if shape.follows:
             choices, _, plan = buffer.tensors[self.layout.num_fields :]
             ops.follow_drafts(inputs, choices, plan, self._followed, self._block_size)

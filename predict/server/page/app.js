@@ -13,6 +13,7 @@ import { button, byId, element } from "./dom.js";
 import { FieldForm } from "./fields.js";
 import { Follower } from "./follow.js";
 import { setFormulas } from "./formulas.js";
+import { Attachments } from "./pictures.js";
 import { Settings, saveTheme, tab } from "./settings.js";
 import { Watch, statsWords } from "./stats.js";
 import { TurnView, isEnter } from "./turns.js";
@@ -55,6 +56,8 @@ class Page {
   // The message box
 
   wireComposer() {
+    const tell = (words, isWrong) => (isWrong ? this.notify(words) : this.say(words));
+    this.attachments = new Attachments(tell, () => this.follower.grown());
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -99,11 +102,13 @@ class Page {
 
   async send() {
     const content = this.text.value;
-    if (content.trim() === "" || this.running || !this.isReady()) return;
+    const isEmpty = content.trim() === "" && this.attachments.urls.length === 0;
+    if (isEmpty || this.running || !this.isReady()) return;
+    const pictures = this.attachments.take();
     this.text.value = "";
     this.fit();
     this.notify("");
-    this.add(userTurn(content));
+    this.add(userTurn(content, pictures));
     await this.answer();
   }
 

@@ -1,12 +1,28 @@
 // A conversation: its turns, what of it a server is asked, and its form in a file.
 
+import { isPicture } from "./pictures.js";
+
 const FORMAT = "regatta-conversation";
-const MAX_FILE = 16 << 20; // characters
+const MAX_FILE = 64 << 20; // characters
 const MAX_TURNS = 10_000;
 
-/** A turn of the user. */
-export function userTurn(content) {
-  return { role: "user", content };
+/** A turn of the user. pictures: data URLs, which stand ahead of the text. */
+export function userTurn(content, pictures = []) {
+  return { role: "user", content, pictures };
+}
+
+/** A turn's content as servers take it: a text, or parts where there are pictures. */
+function contentOf({ content, pictures = [] }) {
+  if (pictures.length === 0) return content;
+  const parts = pictures.map((url) => ({ type: "image_url", image_url: { url } }));
+  return content === "" ? parts : [...parts, { type: "text", text: content }];
+}
+
+/** Two contents as one. */
+function joined(content, more) {
+  if (typeof content === "string" && typeof more === "string") return `${content}\n\n${more}`;
+  const parts = (each) => (typeof each === "string" ? [{ type: "text", text: each }] : each);
+  return [...parts(content), ...parts(more)];
 }
 
 /** A turn of the model that has nothing yet. */
@@ -53,10 +69,12 @@ function addCall(turn, call) {
  */
 export function messagesOf(system, turns) {
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
-  for (const { role, content } of turns) {
+  for (const turn of turns) {
+    const { role } = turn;
+    const content = contentOf(turn);
     const last = messages[messages.length - 1];
     if (role === "assistant" && content === "") continue; // it failed, or called tools alone
-    if (last?.role === role) last.content += `\n\n${content}`;
+    if (last?.role === role) last.content = joined(last.content, content);
     else messages.push({ role, content });
   }
   return messages;
@@ -70,7 +88,7 @@ export function exportText(system, turns) {
     });
     return {
       role: turn.role,
-      content: turn.content,
+      content: contentOf(turn),
       model: turn.model || undefined,
       reasoning_content: turn.reasoning || undefined,
       tool_calls: calls.length ? calls : undefined,
@@ -85,7 +103,7 @@ export function exportText(system, turns) {
  * is sent to a server. An Error says what is wrong; nothing of a wrong file is taken.
  */
 export function importText(text) {
-  if (text.length > MAX_FILE) throw new Error("The file has more than 16 MiB.");
+  if (text.length > MAX_FILE) throw new Error("The file has more than 64 MiB.");
   let body;
   try {
     body = JSON.parse(text);
@@ -116,11 +134,14 @@ function turnOf(message, where) {
       `${where} has the role ${JSON.stringify(role)}; there are system, user and assistant.`,
     );
   }
-  const content = message.content ?? (role === "assistant" ? "" : null);
+  let content = message.content ?? (role === "assistant" ? "" : null);
+  let pictures = [];
+  if (role === "user" && Array.isArray(content)) [content, pictures] = ofParts(content);
   if (typeof content !== "string") {
     throw new Error(`The content of ${where.toLowerCase()} is not text.`);
   }
-  if (role !== "assistant") return { role, content };
+  if (role === "user") return userTurn(content, pictures);
+  if (role === "system") return { role, content };
   const turn = answerTurn(optional(message, "model", where));
   turn.content = content;
   turn.reasoning = optional(message, "reasoning_content", where);
@@ -129,6 +150,16 @@ function turnOf(message, where) {
   if (!Array.isArray(calls)) throw new Error(`${where}: tool_calls is not a list.`);
   for (const call of calls) addCall(turn, { ...call, index: undefined });
   return turn;
+}
+
+/** The text and the pictures of parts; no text where one is something else. */
+function ofParts(parts) {
+  const urls = parts.map((part) => (part?.type === "image_url" ? part.image_url?.url : null));
+  const texts = parts.filter((_, index) => urls[index] === null);
+  const isKnown = texts.every((part) => part?.type === "text" && typeof part.text === "string");
+  const pictures = urls.filter((url) => url !== null);
+  if (!isKnown || !pictures.every(isPicture)) return [null, []];
+  return [texts.map((part) => part.text).join("\n\n"), pictures];
 }
 
 /** The text at a key, or "" where there is none. */

@@ -3,6 +3,7 @@
 import { codeOf } from "./code.js";
 import { button, copyButton, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
+import { pictureRow } from "./pictures.js";
 import { duration, statsWords } from "./stats.js";
 import { words } from "./words.js";
 
@@ -30,8 +31,15 @@ export class TurnView {
   /** Shows the turn as it is now, from the start. */
   redraw() {
     if (this.answer) this.answer.redraw();
-    else this.body.textContent = this.turn.content;
+    else this.drawMessage();
     this.drawBelow();
+  }
+
+  drawMessage() {
+    const { content, pictures = [] } = this.turn;
+    this.body.replaceChildren();
+    if (pictures.length > 0) this.body.append(pictureRow(pictures));
+    this.body.append(content);
   }
 
   /** Begins to follow an answer that comes; drawn: called when there is more to see. */
@@ -120,7 +128,7 @@ export class TurnView {
       this.editButton.focus();
     };
     const save = () => {
-      if (isUser && area.value.trim() === "") return;
+      if (isUser && area.value.trim() === "" && !this.turn.pictures?.length) return;
       close();
       this.actions.edit(area.value);
     };

@@ -23,9 +23,10 @@ from predict.text.formulas import Formulas
 
 MAX_FORMULAS = 64  # that wait, of all clients
 FOLDER = Path(__file__).resolve().parents[1] / "page"
-# The page loads and runs files of this server only, and no text becomes HTML.
+# The page loads and runs files of this server only, and no text becomes HTML. Pictures that its
+# reader attaches are shown from data URLs.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )

@@ -1,0 +1,85 @@
+"""Pictures on the GPU: towers, logits and text equal transformers', with graphs and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predict import LLM, SamplingParams, sight
+from predict.device import devices
+from predict.errors import UserError
+from predict.images.placed import picture_of
+from tests.support.gpu_engines import SETTINGS, runner_of, without_graphs
+from tests.support.pictures import (
+    GOLDEN_IMAGES,
+    IMAGE_CASES,
+    NUM_SAMPLED,
+    SIZES,
+    asked_of,
+    check_greedy_of,
+    drawn,
+    encoded,
+    image_model,
+    needs_pillow_of_goldens,
+    sampled,
+)
+from tests.support.tolerances import assert_close
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sight, "TRIED_ON_GPUS", True)
+
+
+def load(case: str, **settings: Any) -> LLM:
+    given = {"batch_size": 3, "max_length": 256, "block_size": 16, **SETTINGS, **settings}
+    return LLM(str(image_model(case)), **given)
+
+
+@needs_pillow_of_goldens
+@pytest.mark.parametrize("case", IMAGE_CASES)
+def test_towers_and_text_equal_transformers(gpu: devices.Device, case: str) -> None:
+    """Prompts without a picture, with one and with three; decode steps replay graphs."""
+    llm = load(case)
+    golden = np.load(GOLDEN_IMAGES / case / "golden.npz")
+    assert llm.parts.sight.reader is not None
+    for number, size in enumerate(SIZES):
+        picture = picture_of(drawn(number, size), llm.parts.sight.reader.pixels)
+        wanted = golden[f"tower_{number}"]
+        got = encoded(llm, picture)
+        got = got if wanted.ndim > 1 else sampled(got, NUM_SAMPLED)
+        np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+    check_greedy_of(llm, case)
+    assert all(shape.max_span == 1 and not shape.pictured for shape in runner_of(llm).graphs)
+    assert len(runner_of(llm).graphs)
+    check_greedy_of(without_graphs(llm), case)
+
+
+@needs_pillow_of_goldens
+def test_chunks_and_preemption_change_nothing(gpu: devices.Device) -> None:
+    check_greedy_of(load("qwen2_5_vl", max_num_batched_tokens=7), "qwen2_5_vl")
+    crowded = load("qwen2_5_vl", batch_size=4, num_cache_blocks=24)
+    check_greedy_of(crowded, "qwen2_5_vl")
+
+
+def test_half_precision_reads_pictures(gpu: devices.Device) -> None:
+    """Rows are near those of float32."""
+    wanted, got = (load("qwen2_5_vl", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert wanted.parts.sight.reader is not None
+    picture = picture_of(drawn(0, SIZES[0]), wanted.parts.sight.reader.pixels)
+    assert_close(encoded(got, picture), encoded(wanted, picture), "bfloat16", 24)
+    assert len(got.generate(asked_of("qwen2_5_vl"), GREEDY)) == len(asked_of("qwen2_5_vl"))
+
+
+def test_pictures_are_refused_until_a_gpu_has_read_some(
+    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sight, "TRIED_ON_GPUS", False)
+    with pytest.raises(UserError, match="do not go with --device gpu yet"):
+        load("qwen2_5_vl")
+    text = load("qwen2_5_vl", limit_mm_per_prompt={"image": 0})
+    assert text.spec.vision is None
