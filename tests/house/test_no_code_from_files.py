@@ -30,8 +30,11 @@ OWN_JSON = {
     ("predict/device/devices.py", "device_library().regatta_device_info()"),
     (
         "predict/text/template_process.py",
-        "_read(out, size, deadline)",
+        "self._exchange(frame, 12 * most + (1 << 16), WALL_SECONDS)",
     ),  # template_worker.py's reply
+    ("predict/images/decoding.py", "words"),  # images/worker.py's reply
+    ("predict/images/worker.py", "sys.argv[1]"),  # decoding.py's settings
+    ("predict/images/worker.py", "source.read(asked)"),  # and its request
     ("predict/text/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
     ("predict/text/template_worker.py", "source.read(size)"),  # and its request
     ("predict/text/formula_worker.py", "sys.argv[1]"),  # the same of formulas
