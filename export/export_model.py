@@ -248,8 +248,8 @@ def _export(
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
     spec = dataclasses.replace(spec, vision=None)  # text alone
-    check_states(config, spec, exports=True)
-    spec = spec.with_latent_form(config.model.latent_form)
+    check_states(config, spec, platform.compiled is not None, exports=True)
+    spec = spec.with_forms(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     embeds = task == "embed" or not spec.makes_text
     _check_task(embeds, gives_states, config.model.pooling)

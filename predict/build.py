@@ -55,7 +55,7 @@ from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
     LESS_MEMORY,
     check_page_memory,
-    gpu_blocks_and_slots,
+    gpu_room,
     num_cache_blocks,
     num_state_slots,
 )
@@ -151,8 +151,8 @@ class Builder:
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
         self.read_spec = spec
         spec = with_eyes(config, spec, self.platform.gpu is not None)
-        check_states(config, spec)
-        spec = spec.with_latent_form(model.latent_form)
+        check_states(config, spec, self.platform.compiled is not None)
+        spec = spec.with_forms(model.latent_form, config.cache.state_dtype)
         if self.num_ranks > 1:
             own = part_of_run(config, spec, rank or 0)
             spec = spec if rank is None else own
@@ -392,14 +392,15 @@ class Builder:
         draft = drafter.spec if (drafter := self.draft or self.drafter) else None
         if self.platform.gpu is None:
             self._met()
-            free = self.platform.free_bytes()
+            free = self.platform.free_bytes() - self.sight.pass_bytes
             self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
-        num_blocks, self.num_state_slots = gpu_blocks_and_slots(
-            config, self.spec, memory, draft, pinned
+        room = gpu_room(
+            *(config, self.spec, memory, draft, pinned), pass_bytes=self.sight.pass_bytes
         )
-        return self._met(num_blocks)
+        self.num_state_slots = room.num_slots
+        return self._met(room.num_blocks)
 
     def _met(self, number: int = 0) -> int:
         """Waits for all ranks; the least of their numbers."""

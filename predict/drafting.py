@@ -68,14 +68,10 @@ class StateDrafter:
         return ChainForward(ops, self._read, caches, self.feed)
 
     @property
-    def token_ids(self) -> npt.NDArray[np.int32] | None:
-        """[D] of a vocabulary that is smaller than the model's; else None."""
-        if self._read is None or self._read.columns is None:
-            return None
-        columns = self._read.columns.numpy()
-        count = len(np.unique(columns))  # one for all that it does not know
-        count -= count < len(columns)
-        return np.argsort(columns, kind="stable")[:count].astype(np.int32)
+    def columns(self) -> npt.NDArray[np.int64] | None:
+        """[V] column of its logits by token, D for tokens that it does not know; None: all V."""
+        columns = None if self._read is None else self._read.columns
+        return None if columns is None else columns.numpy()
 
 
 def _feed_of(config: EngineConfig, platform: Platform) -> Any:

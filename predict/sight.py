@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
+from predict.device import library
 from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
 from predict.engine.pictures import Encode, Eyes, PassLimits
@@ -36,6 +38,7 @@ from predict.text.conversation import PicturePart
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
 TRIED_ON_GPUS = False  # whether a tower has run on a real one: until then it is refused there
 LOOKED_UP = ("inference_with_reference", "lookahead")  # methods of drafts that run no network
+PASS_PATCHES = 1 << 16  # of a tower at most: 2 to 4 GiB in 16 bits
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
@@ -122,7 +125,7 @@ class PictureReader:
             apart = pictures_in(made)
             pictures += apart
             counts.append(len(apart))
-        holder = with_ids(self.spec.placeholder, tokenizer)
+        holder = self.spec.placeholder if not parts else with_ids(self.spec.placeholder, tokenizer)
         return with_pictures(written(token_ids, counts, holder, tokenizer), pictures, holder)
 
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
@@ -184,17 +187,32 @@ class Sight:
         table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
         made = with_images(decoder, spec, table, self.num_places)
         levels = len(spec.mergers)
-        encode_to = encoder_of(tower, table.view([-1, spec.out_size]), dtype, platform)
+        encode_to = encoder_of(
+            *(tower, table.view([-1, spec.out_size]), dtype, platform),
+            batch_invariant=self.config.model.batch_invariant,
+        )
         first = -1 if made.axes is None else made.axes.first
         self.eyes = Eyes(self.rows, encode_to, first, self._limits(spec), levels)
         return made
 
     def _limits(self, spec: VisionSpec) -> PassLimits:
-        """A pass has room for the pictures of any prompt."""
-        config = self.config
-        budget = config.images.encoder_budget or config.token_budget
-        patches = config.max_length * spec.merge**2
-        return PassLimits(patches, MAX_SPANS, spec.num_spans, len(spec.layers), budget)
+        budget = self.config.images.encoder_budget or self.config.token_budget
+        patches, layers = self._pass_patches(spec), len(spec.layers)
+        return PassLimits(patches, MAX_SPANS, spec.num_spans, layers, budget)
+
+    def _pass_patches(self, spec: VisionSpec) -> int:
+        """Patches of a pass: those of any prompt's pictures, within reason."""
+        return min(self.config.max_length * spec.merge**2, PASS_PATCHES)
+
+    @property
+    def pass_bytes(self) -> int:
+        """Memory that a pass takes beside weights and table, roughly."""
+        spec = self.spec
+        if spec is None:
+            return 0
+        inner = max(block.costs.inner_size for block in spec.blocks())
+        values = 12 * spec.hidden_size + 3 * inner + spec.patch_values
+        return self._pass_patches(spec) * values * DTYPE_BYTES[self.config.model.dtype]
 
     def read(
         self,
@@ -251,11 +269,16 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
-def encoder_of(tower: Tower, table: Any, dtype: str, platform: Platform) -> Encode:
+def encoder_of(
+    tower: Tower, table: Any, dtype: str, platform: Platform, batch_invariant: bool = False
+) -> Encode:
     """What makes rows of pictures in a table.
 
     table: [rows * levels, H]: what a row and its taps have is one behind the other.
+    batch_invariant: on a GPU, the same bits alone and packed.
     """
+    is_fixed = batch_invariant and platform.gpu is not None
+    alone = library.require().batch_invariant if is_fixed else nullcontext
     ops, place, levels = platform.backend, platform.place, len(tower.mergers)
 
     def write(
@@ -273,7 +296,7 @@ def encoder_of(tower: Tower, table: Any, dtype: str, platform: Platform) -> Enco
         grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
         steps = encoding(ops, tower, first, grids, dtype, made, place, max_layers)
         while True:
-            with paddle.no_grad():  # ends where others run in between
+            with paddle.no_grad(), alone():  # which end where others run in between
                 if next(steps, steps) is steps:
                     break
             yield

@@ -8,7 +8,7 @@ from predict.adapters.pool import AdapterPool
 from predict.config.engine import EngineConfig
 from predict.device import library
 from predict.drafting import StateDrafter
-from predict.engine.runner.host_chooser import HostChooser
+from predict.engine.runner.host_chooser import HostChooser, known_tokens
 from predict.engine.runner.networks import Forward, HostNetwork, HostRunner, Within
 from predict.engine.step import CopyBlocks, Runner
 from predict.loading.draft_config import DraftModel
@@ -38,9 +38,10 @@ class StepRunners:
             fields_with() if target is not None else fields_of(self.spec, self.pool is not None)
         )
         config, gpu = self.config, self.platform.gpu
+        columns = None if target is None or self.drafter is None else self.drafter.columns
         if gpu is None:
             network = HostNetwork(forward, self.platform.place, fields)
-            return HostRunner(network, HostChooser(self.platform.backend), copy_blocks)
+            return HostRunner(network, HostChooser(self.platform.backend, columns), copy_blocks)
         from predict.device.cuda import left_queued
         from predict.engine.runner.gpu import GpuRunner
 
@@ -60,7 +61,7 @@ class StepRunners:
             max_rows=config.scheduling.batch_size + num_drafts,
             # A drafter of hidden states makes a first draft of each whether it is used or not.
             max_drafts=num_drafts + config.scheduling.batch_size if drafts_there else 0,
-            token_ids=None if target is None or self.drafter is None else self.drafter.token_ids,
+            token_ids=None if columns is None else known_tokens(columns),
             shelf=target.shelf if isinstance(target, GpuRunner) else None,
             fields=fields,
             adapter_pages=0 if self.pool is None else self.pool.max_pages,

@@ -44,7 +44,10 @@ from tests.support.pictures import (
 )
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
-CASES = ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3", "mistral3"]
+CASES = [
+    *("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "paddleocr_vl", "gemma3", "mistral3"),
+    *("internvl", "llava"),
+]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {
@@ -93,7 +96,8 @@ def test_towers_logits_and_text_equal_transformers(
     run = partial(encode, llm.platform.backend, sight.tower)
     for number, size in enumerate(SIZES):
         picture = picture_of(drawn(number, size), sight.reader.pixels)
-        rows = run(picture.patches, [picture.grid], "float32").numpy()
+        grids = [picture.grid] * picture.num_tiles
+        rows = run(picture.patches, grids, "float32").numpy()
         wanted = golden[f"tower_{number}"]
         close(rows if wanted.ndim > 1 else sampled(rows, NUM_SAMPLED), wanted)
     check_logits(llm, case, golden["last_logits"])
@@ -106,7 +110,8 @@ def check_logits(llm: LLM, case: str, wanted: np.ndarray[Any, Any]) -> None:
     assert sight.rows is not None
     assert sight.eyes is not None
     for number, prompt in enumerate(asked(case)):
-        ids, pictures = sight.read(prompt["prompt"], picture_parts(prompt["multi_modal_data"]))
+        parts = picture_parts(prompt["multi_modal_data"])
+        ids, pictures = sight.read(prompt["prompt"], parts, llm.tokenizer)
         request = Request(number, ids, SamplingParams(), pictures=pictures)
         sight.rows.hold(request, 0)
         spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))
@@ -238,11 +243,40 @@ def test_experts_of_published_files_are_stored_otherwise(
     check_greedy(load(tmp_path / "published", attention="append"), "qwen3_vl_moe")
 
 
-def test_rows_behind_layers_follow_chunks(compiled: library.Library) -> None:
-    """DeepStack's rows are those of a chunk's own tokens."""
-    llm = load(image_model("qwen3_vl"), max_num_batched_tokens=7, attention="append")
+@pytest.mark.parametrize("case", ["qwen3_vl", "mistral3", "internvl"])
+def test_rows_follow_chunks(case: str, compiled: library.Library) -> None:
+    """DeepStack's are those of a chunk's own tokens; tokens behind rows have none; tiles go on."""
+    llm = load(image_model(case), max_num_batched_tokens=7, attention="append")
     for _ in range(2):
-        check_greedy(llm, "qwen3_vl")
+        check_greedy(llm, case)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "llava"])
+def test_towers_have_other_names_in_older_files(
+    case: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    """As transformers 4 saved them, and as some versions of 5 name modules."""
+    source = image_model(case)
+    for number, names in enumerate(
+        (
+            {"vision_tower.": "vision_tower.vision_model."},
+            {
+                "vision_tower.": "model.vision_tower.",
+                "multi_modal_projector.": "model.multi_modal_projector.",
+                "language_model.model.": "model.language_model.",
+                "language_model.lm_head.": "lm_head.",
+            },
+        )
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        tensors = {}
+        for name, each in Checkpoint(source).stored.items():
+            plain = name.replace("vision_model.", "")
+            old = next((each for each in names if plain.startswith(each)), "")
+            tensors[names.get(old, "") + plain[len(old) :]] = ("BF16", each.read())
+        safetensors_writer.write(folder / "model.safetensors", tensors)
+        check_greedy(load(folder, attention="append"), case)
 
 
 @pytest.mark.parametrize("budget", [11, 13, 40])

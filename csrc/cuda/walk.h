@@ -29,10 +29,10 @@ struct BlockView {
   const Norm& post_norm;
   Placement post_norm_of;
   const Residual& residual;
-  SchemeId first, last;   // of its products
-  bool parallel = false;  // its norm reads what the block ahead read
-  bool routes = false;    // a launch of its own norms, and its parts are summed behind the last
-  bool partial = false;   // what it makes is summed over ranks ahead of all that follows
+  SchemeId first, last;      // of its products
+  bool parallel = false;     // its norm reads what the block ahead read
+  bool routes = false;       // a launch of its own norms, and its parts are summed behind the last
+  bool partial = false;      // what it makes is summed over ranks ahead of all that follows
   bool shares_norm = false;  // several products read its norm: it lies in SharedScratch::normed
 
   // Whether its last product's epilogue makes its output.

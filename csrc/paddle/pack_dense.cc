@@ -39,7 +39,8 @@ Tensors pack_dense(const paddle::Tensor& weight, bool transposed, const std::str
 
 // The CPU's: an exported program packs nothing, so no shape of a GPU is ever inferred.
 std::vector<Shape> infer_shape(const Shape& weight, bool transposed, const std::string& dtype) {
-  return {packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], activation_type(dtype))};
+  return {
+      packed_shape(weight[transposed ? 1 : 0], weight[transposed ? 0 : 1], activation_type(dtype))};
 }
 
 std::vector<Type> infer_dtype(const Type&, bool, const std::string& dtype) {

@@ -13,8 +13,7 @@ Tensors write_places(paddle::Tensor& table, const paddle::Tensor& places,
   const auto num_angles = static_cast<int64_t>(axes.size());
   const TensorView to =
       checked_view(table, "table", DType::kFloat32, {-1, 2 * num_angles}, device.place);
-  const TensorView of =
-      checked_view(places, "places", DType::kInt32, {-1, kNumAxes}, device.place);
+  const TensorView of = checked_view(places, "places", DType::kInt32, {-1, kNumAxes}, device.place);
   WritePlacesParams params;
   if (num_angles > kMaxAngles) {
     fail("axes are " + std::to_string(num_angles) + " (allowed: up to " +

@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     block_size: int
     prefix_caching: bool
     prefix_cache_state_budget: int | None
+    mamba_ssm_cache_dtype: str
     num_cache_blocks: int | None
     gpu_memory_utilization: float
     cachekv_int8_type: str | None

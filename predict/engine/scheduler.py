@@ -278,6 +278,7 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 if not advanced:
                     request.num_computed_tokens = self._states.written(span, computed)
+                self._states.told(request)
                 num_full = (request.prefix.num_tokens + computed) // block_size
                 if num_full > request.num_published_blocks:
                     self.blocks.publish(request, min(computed, request.num_known_tokens))

@@ -82,7 +82,7 @@ class FixedPixels(Pixels):
                 step = math.ceil(height / count)
                 box = (0, index * step, width, min((index + 1) * step, height))
             parts.append(image.crop(box))
-        return np.stack([self._sized(part, size) for part in parts])
+        return self.whole_patches(np.stack([self._sized(part, size) for part in parts]))
 
     def of_size(self, size: Any, where: str) -> dict[str, Any]:
         return areas_of(size, {"height": "height", "width": "width"}, where)

@@ -51,6 +51,7 @@ class Placeholder:
     end: int = -1  # behind a picture's own tokens that are put in place of a mark
     before: tuple[int, ...] = ()  # tokens that are put around its own
     behind: tuple[int, ...] = ()
+    around_names: tuple[str, str] | None = None  # what a tokenizer calls them
     # Behind each row of cells, and in place of the last of these, where the kind's layout is
     # "rows": ids, and what a tokenizer calls them, which comes first.
     row_end: int = -1
@@ -123,6 +124,12 @@ class Pixels:
             image = image.resize((width, height), Resampling(self.resample))
         return np.asarray(image, np.uint8)
 
+    def whole_patches(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """[..., height, width, 3] without what lies behind the last whole patch."""
+        *_, height, width, _ = values.shape
+        rows, columns = (side * self.patch_size for side in self.grid((height, width)))
+        return np.ascontiguousarray(values[..., :rows, :columns, :])
+
     @property
     def scaling(self) -> tuple[float, list[float], list[float]]:
         """Factor, mean and standard deviation: (value * factor - mean) / std of each channel."""
@@ -153,6 +160,10 @@ class Pixels:
         cut = values.reshape(-1, rows // merge, merge, side, columns // merge, merge, side, 3)
         cut = cut.transpose(0, 1, 4, 2, 5, 7, 3, 6)
         return np.ascontiguousarray(cut.reshape(-1, 3 * side * side))
+
+    def of_key(self, key: str, value: Any, where: str) -> dict[str, Any]:
+        """The fields that another key of a file says."""
+        return {key: value}
 
     def of_size(self, size: Any, where: str) -> dict[str, Any]:
         """The fields that a file's `size` says. Raises UserError for another form of it."""
@@ -214,9 +225,10 @@ def _from_values(values: dict[str, Any], default: Kind, where: str) -> Kind:
     for key, value in values.items():
         if key in default.UNREAD or value is None:
             continue
-        if key not in names:
+        said = default.of_key(key, value, where)
+        if not {*said} <= {*names}:
             raise unknown_key(where, key, names)
-        given[key] = value
+        given |= said
     for key, value in given.items():
         own = getattr(default, key)
         if isinstance(own, tuple):

@@ -25,7 +25,21 @@ class Encoder(Protocol):
 
 
 def with_ids(holder: Placeholder, tokenizer: Encoder | None) -> Placeholder:
-    """The placeholder with the ids that a tokenizer has of its names."""
+    """The placeholder with the ids that a tokenizer has of its names.
+
+    Raises UserError where it has none of those that stand around a picture.
+    """
+    if holder.around_names is not None:
+        first, last = (
+            None if tokenizer is None else tokenizer.token_to_id(name)
+            for name in holder.around_names
+        )
+        if first is None or last is None:
+            raise UserError(
+                f"a picture stands between {' and '.join(holder.around_names)}, and the model's "
+                "tokenizer has no such tokens; complete the download"
+            )
+        return replace(holder, before=(first,), behind=(last,))
     if tokenizer is None or not holder.row_end_name:
         return holder
     row_end, last = (tokenizer.token_to_id(n) for n in (holder.row_end_name, holder.last_name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from predict.config.adapters import AdaptersConfig
 from predict.config.engine import EngineConfig
@@ -162,21 +162,30 @@ def num_gpu_cache_blocks(
     return min(wanted, capacity // config.cache.block_size)
 
 
-def gpu_blocks_and_slots(
+class GpuRoom(NamedTuple):
+    """What a GPU's memory has room for: blocks of the cache, and slots for states."""
+
+    num_blocks: int
+    num_slots: int
+
+
+def gpu_room(
     config: EngineConfig,
     spec: DecoderSpec,
     memory: MemoryInfo,
     draft: DecoderSpec | None = None,
     num_pinned: int = 0,
-) -> tuple[int, int]:
-    """Blocks of the cache, and slots for states, of a GPU whose weights are in place.
+    pass_bytes: int = 0,
+) -> GpuRoom:
+    """The room on a GPU whose weights are in place, as num_gpu_cache_blocks() counts it.
 
-    Raises UserError with the arithmetic when too little fits.
+    pass_bytes: of a pass over pictures, beside the workspace.
     """
-    workspace = workspace_bytes(config, spec, draft)
+    workspace = workspace_bytes(config, spec, draft) + pass_bytes
     num_slots = _gpu_state_slots(config, spec, memory, workspace)
     workspace += num_slots * spec.state_bytes
-    return num_gpu_cache_blocks(config, spec, memory, workspace, draft, num_pinned), num_slots
+    num_blocks = num_gpu_cache_blocks(config, spec, memory, workspace, draft, num_pinned)
+    return GpuRoom(num_blocks, num_slots)
 
 
 def _gpu_state_slots(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import QuantSettings
-from predict.device.place import to_float32
+from predict.device.place import place_tensor, to_float32
 from predict.images.pixels import Pixels, read_pixels
 from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
@@ -20,7 +20,6 @@ from predict.loading.layouts.online import Online
 from predict.loading.model import Weights
 from predict.loading.sources import CheckpointSource, RandomSource, WeightSource
 from predict.nn.blocks import Block, Linear
-from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.plans import (
     LayerPlan,
     LinearPlan,
@@ -50,10 +49,15 @@ class TowerLayout(Online):
         spec: VisionSpec,
         stored: Mapping[tuple[str, ...], LinearPlan],
         products: Mapping[str, Product],
+        scales: Mapping[str, str],
     ) -> None:
-        """stored: the plans of what the checkpoint has, by prefixes. products: of mergers."""
+        """stored: the plans of what the checkpoint has, by prefixes. products: of mergers.
+
+        scales: see TowerWeights.
+        """
         super().__init__(source, QuantSettings(), plan)
         self._stored, self._products, self._width = stored, products, spec.hidden_size
+        self._scales = scales
         names = spec.names
         factors = ((names.gate_up, spec.slope), (names.down, 1 / spec.slope))
         self._factors = {name: factor for ends, factor in factors for name in ends}
@@ -79,15 +83,23 @@ class TowerLayout(Online):
             stored = self.source.host_matrix((prefix,), (inner, plan.out_features))
             return Quantized(np.ascontiguousarray(to_float32(stored).T), None)
         weight = super().read(plan)
+        if prefix in self._scales:
+            scale = self._scale(prefix)[:, None]
+            weight = replace(weight, codes=to_float32(weight.codes) * scale)
         if product is None or not product.channels_first:
             return weight
         values = to_float32(weight.codes).reshape(plan.out_features, self._width, -1)
         ordered = np.ascontiguousarray(values.transpose(0, 2, 1))
         return replace(weight, codes=ordered.reshape(-1, inner))
 
+    def _scale(self, prefix: str) -> npt.NDArray[np.float32]:
+        return to_float32(self.source.vector(self._scales[prefix], self._width))
+
     def bias(self, plan: LinearPlan) -> Any:
         stored = self._stored[plan.prefixes]
         values, factor = super().bias(stored), max(self._factor(plan), 1.0)
+        if values is not None and plan.prefixes[0] in self._scales:
+            values = to_float32(values) * self._scale(plan.prefixes[0])
         # That of the last product is behind the function.
         if values is None or (factor == 1 and stored == plan):
             return values
@@ -156,6 +168,16 @@ class TowerWeights:
         found = [each for merger in self.spec.mergers for each in merger.products]
         return {self.base.merger + each.name: each for each in found}
 
+    @property
+    def scales(self) -> dict[str, str]:
+        """Names of layers' factors, by the prefix of the product whose outputs they scale."""
+        spec, base = self.spec, self.base.tower
+        if spec.layer_scales is None:
+            return {}
+        ends = tuple(zip((*spec.names.out, *spec.names.down), spec.layer_scales, strict=True))
+        layers = (spec.names.layer.format(layer=index) for index in range(len(spec.layers)))
+        return {base + at + end: base + at + name for at in layers for end, name in ends}
+
     def _merger(self, merger: Merger) -> tuple[NormPlan | None, tuple[LinearPlan, ...]]:
         spec, base = self.spec, self.base.merger
         inner, linears = spec.values_of(merger), list[LinearPlan]()
@@ -182,7 +204,12 @@ class TowerWeights:
         if spec.patch_bias:
             yield f"{patches}.bias", (width,)
         if spec.learned is not None:
-            yield self.base.tower + spec.learned.name, (spec.learned.side**2, width)
+            rows = spec.learned.side**2 + (spec.class_token is not None)
+            yield self.base.tower + spec.learned.name, (*spec.learned.leading, rows, width)
+        if spec.class_token is not None:
+            yield self.base.tower + spec.class_token.name, spec.class_token.shape
+        for name in self.scales.values():
+            yield name, (width,)
         products = self.products
         norms = [n for n in (*(n for n, _ in self.mergers), *self.norms) if n is not None]
         linears = [linear for _, products in self.mergers for linear in products]
@@ -207,7 +234,9 @@ class TowerWeights:
         """The tower, its weights in place."""
         text, spec = self.text, self.spec
         source, model, platform = text.source, text.config.model, text.platform
-        wide = self._layers([[*map(_widened, layer)] for layer in spec.layers])
+        if isinstance(source, CheckpointSource):  # a GPU's own has ended its copies with the text
+            source = CheckpointSource(source.checkpoint)
+        wide = self._layers([[each.widened(WIDTH) for each in layer] for layer in spec.layers])
         linears = [linear for _, products in self.mergers for linear in products]
         linears += [each for layer in self.layers for block in layer for _, each in block.linears()]
         builder = DecoderBuilder(
@@ -217,6 +246,7 @@ class TowerWeights:
                 *(source, text.plan, spec),
                 {each.prefixes: each for each in linears},
                 self.products,
+                self.scales,
             ),
             model.dtype,
             platform.compiled,
@@ -234,19 +264,42 @@ class TowerWeights:
             first_norm=ends[0],
             last_norm=ends[1],
             learned=self._learned(),
+            class_row=self._class_row(),
         )
 
-    def _learned(self) -> npt.NDArray[np.float32] | None:
-        """[side, side, W] the table of positions, with the biases of patches."""
-        spec, source = self.spec, self.text.source
+    def _positions(self) -> npt.NDArray[np.float32] | None:
+        """[rows, W] the table of positions, that of the class token first where there is one."""
+        spec = self.spec
         if spec.learned is None:
             return None
-        side, width, base = spec.learned.side, spec.hidden_size, self.base.tower
-        stored = source.host_matrix((base + spec.learned.name,), (side * side, width))
-        table = to_float32(stored)
+        shape = (spec.learned.side**2 + (spec.class_token is not None), spec.hidden_size)
+        stored = self.text.source.host_matrix((self.base.tower + spec.learned.name,), shape)
+        return to_float32(stored).reshape(shape)
+
+    def _learned(self) -> npt.NDArray[np.float32] | None:
+        """[side, side, W] positions of patches, with the biases of these."""
+        spec, table = self.spec, self._positions()
+        if table is None or spec.learned is None:
+            return None
+        table = table[len(table) - spec.learned.side**2 :]
         if spec.patch_bias:
-            table = table + to_float32(source.vector(f"{base}{spec.patch_name}.bias", width))
-        return table.reshape(side, side, width)
+            name = f"{self.base.tower}{spec.patch_name}.bias"
+            table = table + to_float32(self.text.source.vector(name, spec.hidden_size))
+        return table.reshape(spec.learned.side, spec.learned.side, -1)
+
+    def _class_row(self) -> Any:
+        """[1, W] the class token with its position, on the device."""
+        import paddle
+
+        spec, table, text = self.spec, self._positions(), self.text
+        if spec.class_token is None or table is None:
+            return None
+        name = self.base.tower + spec.class_token.name
+        stored = text.source.host_matrix((name,), (1, spec.hidden_size))
+        row, place = to_float32(stored).reshape(1, -1) + table[:1], text.platform.place
+        if place is not None:
+            return place_tensor(row, text.config.model.dtype, place)
+        return paddle.to_tensor(row).astype(text.config.model.dtype)
 
     def _patches(self) -> Linear:
         """The product of a patch: a still picture's frames are one, and so are their weights."""
@@ -262,14 +315,6 @@ class TowerWeights:
             Quantized(values, None), dtype, platform.compiled, platform.place
         )
         return Linear("dense", tensors, None, size, width)
-
-
-def _widened(block: Block) -> Block:
-    """The block with features between its products that fast products take."""
-    if not isinstance(block, MlpBlock):
-        return block
-    size = -(-block.intermediate_size // WIDTH) * WIDTH
-    return replace(block, intermediate_size=size)
 
 
 def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:

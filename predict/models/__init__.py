@@ -34,6 +34,7 @@ MISSING = {
     "deepseek_v32": _INDEXED,
     "deepseek_v4": "attention to compressed keys, hyper-connections, and experts by token ids",
     "glm_moe_dsa": _INDEXED,
+    "internvl_chat": "its own layout (InternVL's checkpoints whose names end in -hf are read)",
     "kimi_linear": "a delta rule's state beside the cache (KDA), and latents without positions",
     "nemotron_h": "a state-space model's state beside the cache (Mamba 2)",
 }

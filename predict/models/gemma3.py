@@ -10,12 +10,14 @@ from dataclasses import replace
 from predict.images.fixed import BILINEAR, HALVES, FixedPixels
 from predict.images.pixels import Placeholder
 from predict.models import gemma3_text
-from predict.nn.blocks import Activation, Norm, Positions
+from predict.nn.blocks import Norm
 from predict.nn.hf_config import ConfigReader
-from predict.nn.hf_vision import BASES, CLIP, layer_of, square_root, vision_config
+from predict.nn.hf_towers import DEFAULTS as DEFAULTS_OF_TOWERS
+from predict.nn.hf_towers import siglip
+from predict.nn.hf_vision import square_root, vision_config
 from predict.nn.kinds.attention import AttentionBlock
 from predict.nn.spec import DecoderSpec
-from predict.nn.vision import Learned, Merger, Product, VisionSpec
+from predict.nn.vision import Merger, Product, VisionSpec
 
 WEIGHTS = replace(gemma3_text.WEIGHTS, beside_text=("vision_tower.", "multi_modal_projector."))
 UNREAD = ("vision_use_head",)
@@ -39,17 +41,9 @@ def spec(config: ConfigReader) -> DecoderSpec:
 
 
 def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
-    own = vision_config(config, "siglip_vision_model")
-    own = own.with_defaults(
-        image_size=224,
-        patch_size=16,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-    )
+    kind = "siglip_vision_model"
+    own = vision_config(config, kind).with_defaults(**DEFAULTS_OF_TOWERS[kind])
     image, patch = own.get_int("image_size"), own.get_int("patch_size")
-    width, epsilon = own.get_int("hidden_size"), own.get_float("layer_norm_eps", 1e-6)
     side, tokens = image // patch, square_root(config, "mm_tokens_per_image", 256)
     if side % tokens:
         raise config.wrong("mm_tokens_per_image", f"a square whose side divides {side} patches")
@@ -58,22 +52,17 @@ def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
         raise config.wrong(
             "mm_tokens_per_image", f"at most the {min(windows)} tokens of sliding_window"
         )
-    norm = Norm("layer", epsilon, bias=True)
-    activation = Activation(own.activation(default="gelu_pytorch_tanh"), gated=False)
-    layer = layer_of(own, width, norm, activation, Positions("none"))
     return VisionSpec(
+        **siglip(own, own.get_int("num_hidden_layers")),
         model_type=text.model_type,
-        hidden_size=width,
-        layers=(layer,) * own.get_int("num_hidden_layers"),
         out_size=text.hidden_size,
         merger=Merger(
-            Norm(epsilon=epsilon, plus_one=True),
+            Norm(epsilon=own.get_float("layer_norm_eps", 1e-6), plus_one=True),
             (Product("mm_input_projection_weight", text.hidden_size, False, is_parameter=True),),
             "mm_soft_emb_norm.weight",
             norms_cells=True,
             pools=True,
         ),
-        names=CLIP,
         pixels=FixedPixels(
             patch_size=patch,
             merge_size=side // tokens,
@@ -91,10 +80,4 @@ def _vision(config: ConfigReader, text: DecoderSpec) -> VisionSpec:
         ),
         can_be_left_out=True,
         sees_itself=True,
-        patch_name="embeddings.patch_embedding",
-        patch_bias=True,
-        learned=Learned("embeddings.position_embedding.weight", side, "bicubic"),
-        bases=BASES,
-        last_norm=norm,
-        ignored=("vision_tower.head.", "vision_model.head."),
     )

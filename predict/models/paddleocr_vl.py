@@ -8,15 +8,8 @@ from predict.images.areas import AreaPixels
 from predict.images.pixels import Placeholder
 from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader, llama_like
-from predict.nn.hf_vision import (
-    CLIP,
-    axes_of,
-    layer_of,
-    merger_of,
-    text_of,
-    theta_of,
-    vision_config,
-)
+from predict.nn.hf_towers import CLIP, layer_of
+from predict.nn.hf_vision import axes_of, merger_of, text_of, theta_of, vision_config
 from predict.nn.spec import DecoderSpec
 from predict.nn.vision import Base, Learned, VisionSpec
 from predict.nn.weights import WeightNames
@@ -32,6 +25,8 @@ BASES = (
 def spec(config: ConfigReader) -> DecoderSpec:
     own, sections = text_of(config)
     own = own.with_defaults(rms_norm_eps=1e-5, rope_theta=5e5)
+    config.must_be("rope_is_neox_style", True)
+    config.must_be("use_3d_rope", True)
     bias = own.get_bool("use_bias", False)
     text = llama_like(
         own,
@@ -77,7 +72,6 @@ def _vision(config: ConfigReader, text: DecoderSpec, axes: tuple[int, ...]) -> V
         learned=Learned(
             "embeddings.position_embedding.weight",
             own.get_int("image_size", 384) // patch,
-            "bilinear",
         ),
         bases=BASES,
         last_norm=norm,

@@ -179,6 +179,7 @@ class StateTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]  # of one request
     dtype: str = "float32"
+    may_round: bool = False  # whether DecoderSpec.state_dtype says its dtype
 
 
 Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
@@ -302,6 +303,10 @@ class Block:
         """Groups of a linear's rows where its parts have one name; 0: parts lie one by one."""
         return 0
 
+    def adapted_parts(self, slot: LinearSlot) -> tuple[int, ...]:
+        """Outputs of the parts of a linear, each of which has an A of its own in adapters."""
+        return slot.part_sizes
+
     @property
     def is_fused(self) -> bool:
         """Whether regatta_blocks computes it."""
@@ -340,6 +345,10 @@ class Block:
 
     def in_form(self, form: str) -> Block:
         """The block computed in this form, where its kind has several."""
+        return self
+
+    def widened(self, multiple: int) -> Block:
+        """The block with a multiple of so many features between its products, zeros behind."""
         return self
 
 

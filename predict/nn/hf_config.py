@@ -79,7 +79,7 @@ _RANGES: tuple[tuple[str, Range], ...] = (
     ("attention_factor short_mscale long_mscale", _real(1024.0)),
     ("mscale mscale_all_dim llama_4_scaling_beta", _real(1024.0, above=False)),
     ("rope_theta rope_local_base_freq", _real(1e12, low=1.0)),
-    ("partial_rotary_factor", _real(1.0)),
+    ("partial_rotary_factor downsample_ratio", _real(1.0)),
 )
 # Numbers that families read. The limits are beyond any real model: what exceeds them is a
 # damaged or hostile file, and would take minutes and gigabytes before an error.
@@ -91,7 +91,14 @@ OF_LENGTH = ("max_position_embeddings", "seq_length")
 WHOLE_MODELS = ("eos_token_id", "tie_word_embeddings")
 LAYER_TYPES = GLOBAL_LAYERS, LOCAL_LAYERS = "full_attention", "sliding_attention"
 # What config.json calls an MLP's function.
-_TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh", "gelu_pytorch_tanh")
+_TANH = (
+    "gelu_tanh",
+    "gelu_new",
+    "gelu_fast",
+    "gelu_accurate",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+)
 FUNCTIONS: dict[str, Function] = {
     "silu": "silu",
     "swish": "silu",

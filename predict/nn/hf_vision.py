@@ -8,28 +8,12 @@ from typing import Any
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
 from predict.images.pixels import Placeholder
-from predict.nn.blocks import Activation, Block, Norm, Positions
+from predict.nn.blocks import Activation, Norm, Positions
 from predict.nn.hf_config import ConfigReader, blocks_of, per_head
 from predict.nn.spec import DecoderSpec
-from predict.nn.vision import CHANNELS, GELU, Base, Merger, Product, VisionSpec
-from predict.nn.weights import WeightNames
+from predict.nn.vision import CHANNELS, GELU, Merger, Product, VisionSpec
 
 MROPE = ("mrope_section", "mrope_interleaved")  # keys of how positions of axes turn
-# Names of CLIP's layers, and of SigLIP's.
-CLIP = WeightNames(
-    layer="encoder.layers.{layer}.",
-    attention_norm="layer_norm1.weight",
-    out=("self_attn.out_proj",),
-    mlp_norm="layer_norm2.weight",
-    gate_up=("mlp.fc1",),
-    down=("mlp.fc2",),
-)
-# Of towers beside a projector, longest first.
-BASES = tuple(
-    Base(f"{root}vision_tower.{inner}", f"{root}multi_modal_projector.")
-    for root in ("model.", "")
-    for inner in ("vision_model.", "")
-)
 SECTIONS = (16, 24, 24)  # of the angles, by axis, where a file says none
 
 
@@ -156,47 +140,6 @@ def theta_of(own: ConfigReader) -> float:
     rope = own.part(said, "vision_config")
     rope.must_be("rope_type", "axial")
     return rope.get_float("rope_theta", own.get_float("rope_theta", 10000.0))
-
-
-def layer_of(
-    own: ConfigReader,
-    size: int,
-    norm: Norm,
-    activation: Activation,
-    positions: Positions,
-    bias: bool = True,
-) -> tuple[Block, ...]:
-    """A layer of a tower whose config has transformers' names of heads and sizes.
-
-    size: the width. bias: of all matrices.
-    """
-    heads = own.get_int("num_attention_heads", 16)
-    head_dim = per_head(own, size, heads)
-    own.must_be("head_dim", head_dim)
-    return blocks_of(
-        (heads, heads, head_dim),
-        own.get_int("intermediate_size"),
-        activation,
-        bias,
-        attention={"positions": positions, "prefix_mask": True},
-        norm=norm,
-    )
-
-
-def num_layers_of(config: ConfigReader, own: ConfigReader, default: int) -> int:
-    """Layers of a tower that are run: up to the one that vision_feature_layer names.
-
-    own: the tower's config. default: where the file says none. Raises UserError for a list of
-    several, whose features would be joined.
-    """
-    count, key = own.get_int("num_hidden_layers"), "vision_feature_layer"
-    said = config.values.get(key)
-    found = default if said is None else said
-    if isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if type(found) is not int or not -count <= found <= count or found == 0:
-        raise config.wrong(key, f"one number from {-count} to {count}, not 0")
-    return found if found > 0 else count + 1 + found
 
 
 def merger_of(

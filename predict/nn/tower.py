@@ -51,6 +51,7 @@ class Tower:
     # Learned positions [side, side, W] with the biases of patches; on the host, where they are
     # resampled in float32.
     learned: npt.NDArray[np.float32] | None = None
+    class_row: Tensor | None = None  # [1, W] the class token with its position
 
     @property
     def head_dim(self) -> int:
@@ -106,6 +107,8 @@ def encoding(
         learned = _positions(tower, grids)
         added = _uploaded(learned, given.order, spec.hidden_size, dtype, place)
         hidden = ops.add(hidden, added)
+    if given.patches is not None:
+        hidden = ops.take_or(hidden, tensor_at(given.patches, place), tower.class_row)
     hidden = normed(ops, hidden, tower.first_norm, spec.first_norm)
     ropes = (tensor_at(given.rope, place),)
     cache = _scratch(tower, given.num_blocks, dtype, place)
@@ -120,6 +123,9 @@ def encoding(
             if tap.layer == part.stop - 1:
                 made.setdefault(tap.layer, []).append(_merged(ops, spec, weights, hidden))
         yield
+    if given.patches is not None:
+        own = np.flatnonzero(given.patches >= 0).astype(np.int32)
+        hidden = ops.take(hidden, tensor_at(own, place))
     hidden = normed(ops, hidden, tower.last_norm, spec.last_norm)
     taps = [made[tap.layer].pop(0) for tap in spec.taps]
     back = tensor_at(np.argsort(given.order).astype(np.int32), place)

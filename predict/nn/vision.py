@@ -24,7 +24,7 @@ CHANNELS = 3
 BLOCK_SIZE = 32  # tokens of a block of the scratch cache
 MAX_SPANS = 4096  # of a step, for attention with a prefix mask
 GELU = Activation("gelu", gated=False)  # of all mergers: the exact one
-Resampling = Literal["corners", "bilinear", "bicubic"]
+Resampling = Literal["corners", "pixels"]
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,24 @@ class Tap:
 
 @dataclass(frozen=True)
 class Learned:
-    """Learned positions: a square table, resampled to a picture's patches.
+    """Learned positions: a square table, resampled to a picture's patches, bilinear.
 
-    corners: bilinear, whose first and last rows stay where they are; bilinear and bicubic: as
-    pixels, half a row in (PyTorch's align_corners false), bicubic with a = -0.75.
+    corners: the first and last rows stay where they are; pixels: rows are as wide as they are, half
+    of the first lies ahead of its place (PyTorch's align_corners true and false).
     """
 
     name: str
     side: int  # rows, and columns
-    method: Resampling
+    method: Resampling = "pixels"
+    leading: tuple[int, ...] = ()  # dims ahead of [rows, W] in a checkpoint
+
+
+@dataclass(frozen=True)
+class ClassToken:
+    """A token ahead of a picture's patches, which no merger reads; with row 0 of the positions."""
+
+    name: str
+    shape: tuple[int, ...]  # in a checkpoint
 
 
 class Base(NamedTuple):
@@ -112,6 +121,10 @@ class VisionSpec:
     patch_bias: bool = False  # goes with learned positions
     frames: int = 0  # of patches' weights [W, 3, frames, p, p]; 0: [W, 3, p, p]
     learned: Learned | None = None
+    class_token: ClassToken | None = None  # goes with learned positions
+    # Names of factors [W] within a layer: of what attention makes, and of what the MLP makes. They
+    # are folded into the products at load.
+    layer_scales: tuple[str, str] | None = None
     taps: tuple[Tap, ...] = ()
     first_norm: Norm | None = None  # ahead of all layers
     first_norm_name: str = "ln_pre.weight"
@@ -197,6 +210,7 @@ class VisionSpec:
 class TowerInputs(NamedTuple):
     """What a pass over pictures reads besides their patches."""
 
+    patches: npt.NDArray[np.int32] | None  # [T] the patch of each token, -1: a class token
     order: npt.NDArray[np.int64]  # [C] the cell at each place of the pass, window after window
     rope: npt.NDArray[np.float32]  # [P, head_dim] a row of the rotary table for each patch
     whole: StepInputs  # of layers that see a whole picture
@@ -214,49 +228,50 @@ def tower_inputs(spec: VisionSpec, grids: Sequence[tuple[int, int]], head_dim: i
         orders.append(order + first)
         counts.append(sizes)
         first += rows * columns
-    whole = span_inputs_of(np.array([rows * columns for rows, columns in grids]))
+    lengths, tokens = np.array([rows * columns for rows, columns in grids]), None
+    if spec.class_token is not None:
+        starts = np.cumsum(lengths) - lengths
+        tokens = np.insert(np.arange(lengths.sum()), starts, -1).astype(np.int32)
+        lengths = lengths + 1
+    whole = span_inputs_of(lengths)
     windows = span_inputs_of(np.concatenate(counts) * spec.merge**2) if spec.window else None
     rope = rope_rows(np.concatenate(places), head_dim, spec.theta, spec.turns_by_halves)
     num_blocks = max(
         int(each.block_tables.max()) + 1 for each in (whole, windows) if each is not None
     )
-    return TowerInputs(np.concatenate(orders), rope, whole, windows, num_blocks)
+    return TowerInputs(tokens, np.concatenate(orders), rope, whole, windows, num_blocks)
 
 
 def resampled(
     table: npt.NDArray[np.float32], grid: tuple[int, int], method: Resampling
 ) -> npt.NDArray[np.float32]:
     """[rows, columns, W] of a square table [side, side, W] of positions."""
-    side = len(table)
-    by_row, by_column = (_weights(side, count, method) for count in grid)
-    wide = (by_row @ table.reshape(side, -1)).reshape(grid[0], side, -1)
-    made: npt.NDArray[np.float32] = np.matmul(by_column, wide)
+    made = table
+    for axis, count in enumerate(grid):
+        if count == len(table):  # each row is itself
+            continue
+        total = None
+        for row, share in _taps(len(table), count, method):
+            part = made.take(row, axis)
+            part *= share.reshape(-1, 1, 1) if axis == 0 else share.reshape(-1, 1)
+            total = part if total is None else np.add(total, part, out=total)
+        assert total is not None
+        made = total
     return made
 
 
-def _weights(side: int, count: int, method: Resampling) -> npt.NDArray[np.float32]:
-    """[count, side] what each of `count` places takes of `side` rows."""
+def _taps(
+    side: int, count: int, method: Resampling
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """Of each of `count` places the rows of `side` that it takes, and how much of them."""
     places = np.arange(count, dtype=np.float64)
     if method == "corners":
         at = places * (side - 1) / max(count - 1, 1)
     else:
-        at = (places + 0.5) * side / count - 0.5
-        at = at if method == "bicubic" else np.clip(at, 0, side - 1)
-    weights = np.zeros((count, side), np.float64)
-    reach = range(-1, 3) if method == "bicubic" else range(2)
-    for step in reach:
+        at = np.clip((places + 0.5) * side / count - 0.5, 0, side - 1)
+    for step in range(2):
         row = np.floor(at).astype(np.int64) + step
-        share = _cubic(row - at) if method == "bicubic" else 1 - np.abs(row - at)
-        np.add.at(weights, (np.arange(count), np.clip(row, 0, side - 1)), share)
-    return weights.astype(np.float32)
-
-
-def _cubic(x: npt.NDArray[np.float64], a: float = -0.75) -> npt.NDArray[np.float64]:
-    """Keys' kernel (1981)."""
-    x = np.abs(x)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = a * (((x - 5) * x + 8) * x - 4)
-    return np.where(x <= 1, near, far)
+        yield np.minimum(row, side - 1), (1 - np.abs(row - at)).astype(np.float32)
 
 
 def windows_of(

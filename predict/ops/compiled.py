@@ -168,14 +168,19 @@ def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     )
 
 
+def take_or(x: Tensor, rows: Tensor, other: Tensor) -> Tensor:
+    """Rows [L] of x [T, H]; `other` [1, H] where a row is below 0."""
+    import paddle
+
+    none, size = paddle.zeros_like(rows), x.shape[1]
+    return _run()("regatta_embedding", none, other, None, None, x, rows, False, size, 1.0)[0]
+
+
 def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     """Hidden [T, H] plus rows [T] of the table [R, H]; where a row is below 0, nothing is added."""
     import paddle
 
-    none, size = paddle.zeros_like(rows), hidden.shape[1]
-    zeros = paddle.zeros([1, size], hidden.dtype)
-    taken = _run()("regatta_embedding", none, zeros, None, None, table, rows, False, size, 1.0)[0]
-    return add(hidden, taken)
+    return add(hidden, take_or(table, rows, paddle.zeros([1, hidden.shape[1]], hidden.dtype)))
 
 
 def norm(x: Tensor, weights: NormWeights, norm: Norm) -> Tensor:

@@ -752,11 +752,14 @@ def embed(inputs: StepInputs, embedding: Embedding, head: Linear) -> Tensor:
     return composed.embed(_OPS, inputs, embedding, head)
 
 
+def take_or(x: Tensor, rows: Tensor, other: Tensor) -> Tensor:
+    return composed.with_images(_OPS, other.astype(x.dtype), x, rows)
+
+
 def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     import paddle
 
-    none = paddle.zeros([1], hidden.dtype)
-    return hidden + composed.with_images(_OPS, none, table, rows)
+    return hidden + take_or(table, rows, paddle.zeros([1, hidden.shape[1]], hidden.dtype))
 
 
 def before_head(hidden: Tensor, head: Head) -> Tensor:

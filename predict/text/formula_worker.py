@@ -1,9 +1,9 @@
 """Makes MathML of LaTeX in a process of its own: a script of latex2mathml and the standard library.
 
 A model may write anything: this process limits the time and the memory that reading it takes. Its
-one argument is JSON, see predict/text/formulas.py. A request on stdin is a length of 4 bytes,
-little-endian, and then JSON of that length, {"latex", "display"}; a reply the same of {"tree"} or
-{"error"}. A tree is a list: name, attributes, and then texts and trees.
+argument and its frames are those of predict/text/template_worker.py; a request is {"latex",
+"display"}, a reply {"tree"} or {"error", "message"}. A tree is a list: name, attributes, and then
+texts and trees.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def main() -> int:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while head := source.read(LENGTH.size):
+    while head := source.read(2 * LENGTH.size):
         signal.setitimer(signal.ITIMER_PROF, settings["cpu_seconds"])
         going_on = True
-        (size,) = LENGTH.unpack(head)
+        _, (size,) = LENGTH.iter_unpack(head)
         request = json.loads(source.read(size))
         try:
             display = "block" if request["display"] else "inline"
@@ -62,10 +62,10 @@ def main() -> int:
                 "tree": tree(convert_to_element(request["latex"], display=display))
             }
         except MemoryError:
-            reply, going_on = {"error": "it takes too much memory"}, False
+            reply, going_on = {"error": "memory"}, False
         except Exception as error:  # whatever the text is no formula for
             said = f"{type(error).__name__}: {error}"[: settings["max_message"]]
-            reply = {"error": said}
+            reply = {"error": "refused", "message": said}
         signal.setitimer(signal.ITIMER_PROF, 0)
         body = json.dumps(reply).encode("ascii")
         sink.write(LENGTH.pack(len(body)) + body)

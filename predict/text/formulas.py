@@ -8,52 +8,42 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError, quoted
-from predict.system.guarded import LENGTH, EndedError, GuardedProcess, folders_of
+from predict.text.template_process import TextProcess
 
 MAX_LATEX = 2000  # characters of a formula
 CPU_SECONDS = 0.5  # of one; a real one takes a few milliseconds
-WALL_SECONDS = 10.0  # the start of the process included
-MEMORY_BYTES = 256 << 20
-MAX_REPLY = 1 << 20  # bytes of a tree
-MAX_MESSAGE = 200  # characters of what is wrong
 
 
-class Formulas(GuardedProcess):
-    """Makes trees of formulas: a list of a name, attributes, and then texts and trees."""
+class FormulaProcess(TextProcess):
+    """Makes trees of formulas."""
 
-    script = Path(__file__).with_name("formula_worker.py")
-    purpose = "formulas are read; raise the limits on processes and memory"
+    script, packages = Path(__file__).with_name("formula_worker.py"), ("latex2mathml",)
+    need = "formulas need; "
+    purpose = "formulas are made; raise the limits on processes and memory"
+
+    def cpu_seconds(self) -> float:
+        return CPU_SECONDS
+
+
+class Formulas:
+    """Makes trees [name, attributes, text or trees...] of formulas. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._process = FormulaProcess()
 
     @staticmethod
     def is_there() -> bool:
         """Whether the package that reads LaTeX is installed."""
         return find_spec("latex2mathml") is not None
 
-    def settings(self) -> dict[str, Any]:
-        """See GuardedProcess."""
-        return {
-            "paths": folders_of(("latex2mathml",), "formulas need; "),
-            "memory_bytes": MEMORY_BYTES,
-            "cpu_seconds": CPU_SECONDS,
-            "max_message": MAX_MESSAGE,
-        }
-
     def made(self, latex: str, display: bool) -> list[Any]:
         """The tree of a formula; display: on a line of its own. Raises UserError."""
         if len(latex) > MAX_LATEX:
             raise UserError(f"latex has {len(latex)} characters (allowed: {MAX_LATEX}); shorten it")
         body = json.dumps({"latex": latex, "display": display}).encode("ascii")
-        with self._lock:
-            try:
-                frame = LENGTH.pack(len(body)) + body
-                reply = json.loads(self._exchange(frame, MAX_REPLY, WALL_SECONDS))
-            except (TimeoutError, EndedError):
-                self.stop()
-                reply = {"error": "it takes too much time or memory"}
-            except BaseException:  # it may still send a reply, which no later request may read
-                self.stop()
-                raise
+        reply = self._process.exchange(body)
         if "tree" not in reply:
-            raise UserError(f"latex {quoted(latex)} is no formula: {reply['error']}")
+            why = reply.get("message") or "it takes too much time or memory"
+            raise UserError(f"latex {quoted(latex)} is no formula: {why}")
         found: list[Any] = reply["tree"]
         return found

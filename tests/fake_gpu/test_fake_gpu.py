@@ -70,6 +70,10 @@ SMOKE: dict[str, tuple[str, ...]] = {
     ),
     "experts": ("graph_replay_equals_eager",),
     "guides": ("guided_tokens_equal_those_of_the_cpu[graph]", "the_network_runs_ahead_of_masks"),
+    "images": (
+        "operators_of_pictures_equal_the_cpus[bfloat16]",
+        "towers_and_text_equal_transformers[qwen2_5_vl]",
+    ),
     "isolation": ("a_device_on_which_nothing_runs_ends_all",),
     "kv_formats": (
         "text_is_that_of_the_cpu[dynamic-graph]",

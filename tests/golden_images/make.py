@@ -37,7 +37,9 @@ import torch
 import transformers
 from PIL import ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -207,7 +209,7 @@ GEMMA3 = {
 }
 
 
-MISTRAL3 = {
+MISTRAL3: dict[str, Any] = {
     "text_config": {
         **{
             key: value for key, value in QWEN3_VL["text_config"].items() if key != "rope_parameters"
@@ -227,6 +229,41 @@ MISTRAL3 = {
         "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
     },
     "image_token_index": IMAGE,
+    "tie_word_embeddings": False,
+}
+
+
+TEXT: dict[str, Any] = {**MISTRAL3["text_config"], "model_type": "qwen2", "num_hidden_layers": 2}
+INTERNVL = {
+    "text_config": TEXT,
+    "vision_config": {
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": [4, 4],
+        "image_size": [16, 16],
+        "attention_bias": True,
+        "use_qk_norm": True,
+    },
+    "image_token_id": IMAGE,
+    "image_seq_length": 4,
+    "tie_word_embeddings": False,
+}
+LLAVA = {
+    "text_config": {**TEXT, "model_type": "llama"},
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 20,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": 20,
+        "projection_dim": 8,
+    },
+    "image_token_index": IMAGE,
+    "image_seq_length": 25,
     "tie_word_embeddings": False,
 }
 
@@ -275,9 +312,23 @@ def joined(several: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def features(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """A picture's rows, of all its tiles."""
+    made = model.model.get_image_features(
+        inputs["pixel_values"],
+        vision_feature_layer=getattr(model.config, "vision_feature_layer", None),
+        vision_feature_select_strategy="default",
+    )
+    rows = made.pooler_output
+    return (torch.cat(rows) if isinstance(rows, list) else rows.flatten(0, 1)).numpy()
+
+
+def gemma_rows(model: Any, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:
     """A picture's rows."""
     made = model.model.get_image_features(inputs["pixel_values"])
     return made.pooler_output.flatten(0, 1).numpy()
+
+
+PICTURE = [START, IMAGE, STOP]
 
 
 @dataclass(frozen=True)
@@ -294,6 +345,7 @@ class Case:
     # A picture's tokens, of its inputs and its rows.
     ids: Callable[[dict[str, Any], int], list[int]] = lambda inputs, count: [IMAGE] * count
     options: dict[str, Any] = field(default_factory=dict)  # of a call of the processor
+    picture: list[int] = field(default_factory=lambda: PICTURE)  # what stands for one in a prompt
     is_stored: bool = False  # whether the checkpoint is
 
 
@@ -328,7 +380,7 @@ CASES: dict[str, Case] = {
     "gemma3": Case(
         *(transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
         Gemma3ImageProcessorPil(size={"height": 24, "width": 24}),
-        features,
+        gemma_rows,
         kinds="token_type_ids",
     ),
     "mistral3": Case(
@@ -340,8 +392,22 @@ CASES: dict[str, Case] = {
         ids=mistral_ids,
         options={"patch_size": {"height": 8, "width": 8}},
     ),
+    "internvl": Case(
+        *(transformers.InternVLConfig, transformers.InternVLForConditionalGeneration, INTERNVL),
+        GotOcr2ImageProcessorPil(size={"height": 16, "width": 16}, max_patches=5),
+        features,
+        kinds="",
+        picture=[IMAGE],
+        ids=lambda inputs, count: [START, *[IMAGE] * count, STOP],
+        options={"crop_to_patches": True},
+    ),
+    "llava": Case(
+        *(transformers.LlavaConfig, transformers.LlavaForConditionalGeneration, LLAVA),
+        CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 20, "width": 20}),
+        features,
+        kinds="",
+    ),
 }
-PICTURE = [START, IMAGE, STOP]
 PROMPTS: tuple[tuple[tuple[Any, ...], ...], ...] = (
     (("text", 7),),
     (("text", 3), ("picture", 0), ("text", 5)),
@@ -420,7 +486,7 @@ def attempt(
     for parts in PROMPTS:
         prompt, pictures = list[int](), []
         for kind, number in parts:
-            prompt += PICTURE if kind == "picture" else rng.integers(0, 256, number).tolist()
+            prompt += case.picture if kind == "picture" else rng.integers(0, 256, number).tolist()
             pictures += [number] * (kind == "picture")
         ids = expanded(prompt, [case.ids(inputs[n], len(towers[n])) for n in pictures])
         given: dict[str, Any] = {}
@@ -481,11 +547,25 @@ def mistral3_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
     ]
 
 
+def internvl_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    processor = GotOcr2ImageProcessorPil(size={"height": 56, "width": 56}, **options)
+    made = processor(ImageOps.exif_transpose(image), return_tensors="np", crop_to_patches=True)
+    return np.concatenate(made["pixel_values"], axis=1)  # tiles, one below the other
+
+
+def llava_image(image: Any, options: dict[str, Any]) -> np.ndarray[Any, Any]:
+    sizes = {"size": {"shortest_edge": 42}, "crop_size": {"height": 28, "width": 28}}
+    processor = CLIPImageProcessorPil(**sizes)
+    return processor(ImageOps.exif_transpose(image), return_tensors="np")["pixel_values"][0]
+
+
 # The picture that a tower reads, [..., 3, height, width], by kind.
 PROCESSED: dict[str, Callable[[Any, dict[str, int]], np.ndarray[Any, Any]]] = {
     "paddleocr_vl": paddleocr_image,
     "gemma3": gemma3_image,
     "mistral3": mistral3_image,
+    "internvl": internvl_image,
+    "llava": llava_image,
 }
 
 

@@ -45,8 +45,9 @@ def load(case: str, **settings: Any) -> LLM:
 def test_towers_and_text_equal_transformers(gpu: devices.Device, case: str) -> None:
     """Prompts without a picture, with one and with three; decode steps replay graphs."""
     llm = load(case)
+    if llm.parts.sight.reader is None:
+        pytest.skip("tokens of a picture that see each other are the CPU's alone")
     golden = np.load(GOLDEN_IMAGES / case / "golden.npz")
-    assert llm.parts.sight.reader is not None
     for number, size in enumerate(SIZES):
         picture = picture_of(drawn(number, size), llm.parts.sight.reader.pixels)
         wanted = golden[f"tower_{number}"]
@@ -64,6 +65,41 @@ def test_chunks_and_preemption_change_nothing(gpu: devices.Device) -> None:
     check_greedy_of(load("qwen2_5_vl", max_num_batched_tokens=7), "qwen2_5_vl")
     crowded = load("qwen2_5_vl", batch_size=4, num_cache_blocks=24)
     check_greedy_of(crowded, "qwen2_5_vl")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_operators_of_pictures_equal_the_cpus(gpu: devices.Device, dtype: str) -> None:
+    """Rows of 16 bytes and others; embeddings with rows of pictures in place of tokens'."""
+    import paddle
+    from predict.ops import compiled as ops
+
+    rng, cpu = np.random.default_rng(3), paddle.CPUPlace()
+    for width in (24, 7):
+        table, x = (rng.standard_normal((n, width)).astype(np.float32) for n in (9, 4))
+        rows, ids = np.array([8, 0, 5, 2], np.int32), rng.integers(0, 9, 6).astype(np.int32)
+        places = rng.integers(0, 5, (3, 3)).astype(np.int32)
+        images = np.array([-1, 3, 0, -1, 8, 1], np.int32)
+        found = []
+        for place in (gpu.place(), cpu):
+
+            def at(values: Any, kind: str = "int32", place: Any = place) -> Any:
+                made = paddle.to_tensor(values, place=cpu).astype(kind)
+                return made if place is cpu else made._copy_to(place, True)
+
+            kept = at(table, dtype)
+            ops.put_rows(kept, at(rows), at(x, dtype))
+            tokens = ops._rows(at(ids), kept, None, None, None, 2.0, kept, at(images))  # type: ignore[arg-type]
+            rope = at(np.resize(table, (9, 10)), "float32")
+            ops.write_places(rope, at(places), (0, 1, 2, 2, 1), 5)
+            pixels = at(np.arange(600) % 256, "uint8")
+            scaling = 1 / 255, [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
+            origins = at(np.array([0, 12, 240], np.int32))
+            cut = ops.cut_patches(pixels, origins, at(np.full(3, 20)), (4, 56), scaling, dtype)
+            found.append(
+                [each.cpu().astype("float32").numpy() for each in (kept, tokens, rope, cut)]
+            )
+        for got, wanted in zip(*found, strict=True):
+            np.testing.assert_array_equal(got, wanted)
 
 
 def test_half_precision_reads_pictures(gpu: devices.Device) -> None:

@@ -32,14 +32,13 @@ OWN_JSON = {
         "predict/text/template_process.py",
         "self._exchange(frame, 12 * most + (1 << 16), WALL_SECONDS)",
     ),  # template_worker.py's reply
-    ("predict/images/decoding.py", "words"),  # images/worker.py's reply
+    ("predict/images/decoding.py", "words"),  # worker.py's reply
     ("predict/images/worker.py", "sys.argv[1]"),  # decoding.py's settings
     ("predict/images/worker.py", "source.read(asked)"),  # and its request
     ("predict/text/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
     ("predict/text/template_worker.py", "source.read(size)"),  # and its request
     ("predict/text/formula_worker.py", "sys.argv[1]"),  # the same of formulas
     ("predict/text/formula_worker.py", "source.read(size)"),
-    ("predict/text/formulas.py", "self._exchange(frame, MAX_REPLY, WALL_SECONDS)"),  # its reply
     ("predict/text/guides.py", "grammar"),  # a grammar that it made
     ("predict/cli/identity.py", "json.dumps(values, default=dict)"),  # a copy
     ("predict/cli/journal.py", "line"),  # a line that it wrote

@@ -17,11 +17,13 @@ import pytest
 
 from predict.errors import UserError
 from predict.images.areas import AreaPixels
+from predict.images.cropped import CroppedPixels
 from predict.images.fixed import BILINEAR, HALVES, FixedPixels
 from predict.images.longest import LongestPixels
 from predict.images.opening import opened
 from predict.images.pixels import Pixels, read_pixels
 from predict.images.placed import Picture, picture_of
+from predict.images.tiles import TilePixels
 from tests.support.pictures import (
     GOLDEN_IMAGES,
     drawn,
@@ -58,6 +60,8 @@ PIXELS: dict[str, Pixels] = {
         height=56, width=56, resample=BILINEAR, image_mean=HALVES, image_std=HALVES
     ),
     "mistral3": LongestPixels(),
+    "internvl": TilePixels(height=56, width=56),
+    "llava": CroppedPixels(shortest_edge=42, side=28),
 }
 
 

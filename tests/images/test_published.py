@@ -36,6 +36,7 @@ def paddleocr_vl(config: Config) -> Config:
     del vision["rope_parameters"]
     vision |= {"model_type": "paddleocr_vl", "temporal_patch_size": 2, "tokens_per_second": 2}
     more = {"compression_ratio": 1.0, "weight_share_add_bias": True, "sliding_window": None}
+    more |= {"rope_is_neox_style": True, "use_3d_rope": True}
     return text | more | config
 
 
@@ -57,11 +58,22 @@ def mistral3(config: Config) -> Config:
     return config
 
 
+def llava(config: Config) -> Config:
+    """As LLaVA 1.5's file, which says of its text model what differs from Llama's."""
+    rope = config["text_config"].pop("rope_parameters")
+    assert rope["rope_theta"] == 10000.0
+    del config["vision_config"]["hidden_act"], config["vision_config"]["num_channels"]
+    more = {"ignore_index": -100, "pad_token_id": 0, "vocab_size": 264}
+    config["vision_config"]["vocab_size"] = 32000
+    return config | more
+
+
 PUBLISHED: dict[str, Callable[[Config], Config]] = {
     "qwen3_vl": qwen3_vl,
     "paddleocr_vl": paddleocr_vl,
     "gemma3": gemma3,
     "mistral3": mistral3,
+    "llava": llava,
 }
 
 

@@ -167,13 +167,15 @@ TOP_LEVEL: dict[str, dict[str, Any]] = {
     "mtp_num_hidden_layers": {"model_type": "qwen3_5_text"},
     "full_attention_interval": {"model_type": "qwen3_next"},
     **{key: {"model_type": "lfm2"} for key in OF_LFM2},
+    "downsample_ratio": {"model_type": "internvl"},
 }
 OF_TOWERS = {
     **dict.fromkeys(("depth", "num_heads", "fullatt_block_indexes"), "qwen2_5_vl"),
     "deepstack_visual_indexes": "qwen3_vl",
 }
 GOLDENS = {"qwen3_next": "golden_hybrids", "qwen3_5_text": "golden_hybrids"}
-GOLDENS |= {"lfm2": "golden_hybrids", **dict.fromkeys(OF_TOWERS.values(), "golden_images")}
+GOLDENS |= {"lfm2": "golden_hybrids", "internvl": "golden_images"}
+GOLDENS |= dict.fromkeys(OF_TOWERS.values(), "golden_images")
 
 
 def config_with(key: str, value: Any) -> dict[str, Any]:

@@ -113,13 +113,22 @@ def test_the_unit_is_one_that_systemd_takes() -> None:
     assert not complaints
 
 
-def share_paddle(python: Path) -> None:
-    """Links this interpreter's Paddle into the environment of `python`: it is not unpacked anew."""
+def shared(folder: Path, python: Path) -> dict[str, str]:
+    """Variables for an install by `python` that takes Paddle and objects from here, not anew."""
+    paddle = build.find_paddle()
+    if paddle.has_cuda:  # another package
+        return {}
     where = "import sysconfig; print(sysconfig.get_path('platlib'))"
     target = subprocess.run([python, "-c", where], check=True, capture_output=True, text=True)
-    files = importlib.metadata.distribution("paddlepaddle").files or []
+    files = importlib.metadata.files("paddlepaddle") or []
     for name in {path.parts[0] for path in files} - {".."}:
-        (Path(target.stdout.strip()) / name).symlink_to(build.find_paddle().root.parent / name)
+        (Path(target.stdout.strip()) / name).symlink_to(paddle.root.parent / name)
+    build.build_cpu_library()  # nothing to do where all is up to date
+    words = {"objects": build.BUILD_DIR / "cpu", "real": build.find_compiler()}
+    compiler = folder / "g++"
+    compiler.write_text(COMPILER.format(**words))
+    compiler.chmod(0o755)
+    return {"CXX": str(compiler), "PIP_NO_COMPILE": "1"}
 
 
 @pytest.mark.slow
@@ -144,14 +153,7 @@ def test_the_dockerfile_s_lines_make_a_server_that_answers(tmp_path: Path) -> No
     binaries = tmp_path / "venv" / "bin"
     clean = {"PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
     clean |= {name: os.environ[name] for name in os.environ if name.startswith("PIP_")}
-    share_paddle(binaries / "python")
-    compiler = tmp_path / "g++"
-    compiler.write_text(
-        COMPILER.format(objects=build.BUILD_DIR / "cpu", real=build.find_compiler())
-    )
-    compiler.chmod(0o755)
-    build.build_cpu_library()  # nothing to do where all is up to date
-    clean |= {"CXX": str(compiler), "PIP_NO_COMPILE": "1"}
+    clean |= shared(tmp_path, binaries / "python")
     subprocess.run(install, shell=True, cwd=sources, env=clean, check=True, timeout=3 * SECONDS)
     shutil.rmtree(sources / "predict")  # what runs is what was installed
 

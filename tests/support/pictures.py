@@ -107,6 +107,8 @@ def other_pixel_cases() -> dict[str, list[tuple[Image, dict[str, Any]]]]:
         "paddleocr_vl": few,
         "gemma3": [(each, PAN_AND_SCAN if n % 2 else {}) for n, each in enumerate(images)],
         "mistral3": [(each, {"size": {"longest_edge": 84}}) for each in images],
+        "internvl": [(each, {"max_patches": 7} if n % 2 else {}) for n, each in enumerate(images)],
+        "llava": [(each, {}) for each in images],
     }
 
 
@@ -123,6 +125,10 @@ def png_url(image: Image) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+# What kinds call the tokens around a picture.
+SPELLED = {"internvl": {"<|vision_start|>": "<img>", "<|vision_end|>": "</img>"}}
+
+
 @cache
 def image_model(case: str) -> Path:
     """The folder of a case's checkpoint; of most cases it is made."""
@@ -133,7 +139,10 @@ def image_model(case: str) -> Path:
     made = Path(tempfile.mkdtemp(prefix="images-"))
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(GOLDEN_IMAGES / "qwen2_5_vl" / name, made / name)
+        text = (GOLDEN_IMAGES / "qwen2_5_vl" / name).read_text()
+        for old, new in SPELLED.get(case, {}).items():
+            text = text.replace(old, new)
+        (made / name).write_text(text)
     for name in ("config.json", "preprocessor_config.json"):
         shutil.copyfile(stored / name, made / name)
     write_checkpoint(made / "model.safetensors", golden["tensors"], golden["seed"])
@@ -175,6 +184,6 @@ def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
     tower, platform = llm.parts.sight.tower, llm.platform
     assert tower is not None
     dtype = llm.config.model.dtype
-    grids = [picture.grid]
+    grids = [picture.grid] * picture.num_tiles
     made = encode(*(platform.backend, tower, picture.patches, grids, dtype, platform.place))
     return np.asarray(made.cpu().astype("float32").numpy())

@@ -15,6 +15,10 @@ struct DeltaNetBlock : DeltaNetFields {
   int64_t gate_size() const {
     return decay_size() + (write == WriteBy::kSigmoid ? num_value_heads : 0);
   }
+  // Outputs of a first product's second part, which adapters change apart from the first: gates of
+  // outputs, decays. Of rows that lay key head by key head, or without strengths, there is one.
+  int64_t second_size(int64_t size) const { return grouped_rows ? 0 : size; }
+  int64_t second_gates() const { return write == WriteBy::kSigmoid ? decay_size() : 0; }
 };
 
 struct DeltaNetBlockParams : BlockParams {

@@ -46,15 +46,15 @@ Status run(const DeltaNetBlockParams& d, const BlockView& view, const DeltaNetSc
   const int64_t rows = d.num_tokens, width = d.hidden_size, values = block.value_size();
   const void* const normed = walk.shared.normed;
   REGATTA_RETURN_IF_ERROR(walk.take_shared_norm(view));
-  REGATTA_RETURN_IF_ERROR(walk.multiply({"qkvz", block.qkvz, d.qkvz, normed, s.qkvz, rows, width,
-                                         block.conv_size() + values},
-                                        d.dtype));
   REGATTA_RETURN_IF_ERROR(walk.multiply(
-      {"ba", block.ba, d.ba, normed, s.ba, rows, width, block.gate_size()}, d.dtype));
+      {"qkvz", block.qkvz, d.qkvz, normed, s.qkvz, rows, width, block.conv_size() + values},
+      d.dtype));
+  REGATTA_RETURN_IF_ERROR(
+      walk.multiply({"ba", block.ba, d.ba, normed, s.ba, rows, width, block.gate_size()}, d.dtype));
   DeltaNetBlockParams between = d;
   between.made_qkvz = s.qkvz, between.made_ba = s.ba, between.mixed = s.mixed;
-  REGATTA_RETURN_IF_ERROR(delta_net(between, delta_way(d, walk.limits), s.convolved, s.solved,
-                                    s.floats, walk.launch));
+  REGATTA_RETURN_IF_ERROR(
+      delta_net(between, delta_way(d, walk.limits), s.convolved, s.solved, s.floats, walk.launch));
   return walk.end_rows({"out", block.out, d.out, s.mixed, d.hidden_out, rows, values, width}, view,
                        s.some);
 }

@@ -3,7 +3,6 @@
 // Layout: see OutGateParams. Architectures: sm_75 and later. A thread has a value, neighbours in a
 // row. Bound: memory (or the launch).
 #include "cuda/attention/out_gate.h"
-
 #include "cuda/common.cuh"
 
 namespace regatta::cuda {
@@ -13,8 +12,7 @@ constexpr int kThreads = 256;
 
 // Where a row of heads with gates has the query's value that a row without has at `column`.
 __device__ __forceinline__ int64_t with_gates(int64_t column, int64_t queries, int64_t head_dim) {
-  return column < queries ? column / head_dim * 2 * head_dim + column % head_dim
-                          : column + queries;
+  return column < queries ? column / head_dim * 2 * head_dim + column % head_dim : column + queries;
 }
 
 template <class T>
@@ -24,9 +22,8 @@ __global__ __launch_bounds__(kThreads) void drop_gates_kernel(OutGateParams p) {
   const int64_t queries = p.num_heads * p.head_dim, width = queries + p.rest;
   const int64_t column = int64_t{blockIdx.y} * kThreads + threadIdx.x, row = blockIdx.x;
   if (column >= width) return;
-  static_cast<T*>(p.qkv)[row * width + column] =
-      static_cast<const T*>(
-          p.made)[row * (width + queries) + with_gates(column, queries, p.head_dim)];
+  static_cast<T*>(p.qkv)[row * width + column] = static_cast<const T*>(
+      p.made)[row * (width + queries) + with_gates(column, queries, p.head_dim)];
 }
 
 template <class T>

@@ -67,8 +67,7 @@ __global__ __launch_bounds__(kThreads) void delta_any_kernel(DeltaArgs a) {
     const int first = (a.by_step ? 0 : a.value_heads) + head * a.decays();
     float strength = 0.f;
     for (int i = thread; i < a.decays(); i += kThreads) {
-      const float x =
-          Traits<T>::to_float(gates[first + i]) + a.step_bias[head * a.decays() + i];
+      const float x = Traits<T>::to_float(gates[first + i]) + a.step_bias[head * a.decays() + i];
       decay[i] = expf(log_decay(a, head, x, &strength));
     }
     if (a.by_step) {  // with one decay
@@ -138,8 +137,8 @@ __global__ __launch_bounds__(kThreads) void delta_norm_kernel(DeltaArgs a, const
     if (token - span.begin >= span.in_chunks) return;
   }
   const int64_t at = token * a.value_size() + int64_t{group} * width;
-  const T* const z = static_cast<const T*>(a.qkvz) + token * a.row_size() + a.conv_size() +
-                     int64_t{group} * width;
+  const T* const z =
+      static_cast<const T*>(a.qkvz) + token * a.row_size() + a.conv_size() + int64_t{group} * width;
   const float* const factor = a.out_norm + (a.norm_groups > 0 ? int64_t{group} * width : 0);
   T* const to = static_cast<T*>(a.mixed) + at;
   from += at;
@@ -173,15 +172,14 @@ Status delta_any(const DeltaArgs& args, DType dtype, DType states, const Launch&
   const int64_t bytes = shared_floats(args) * int64_t{sizeof(float)};
   if (bytes > max_shared_bytes()) {
     return Status::error("delta_net: a head of " + std::to_string(args.key_dim) + " keys and " +
-                         std::to_string(args.value_dim) + " values takes " +
-                         std::to_string(bytes) + " bytes of shared memory, and this GPU has " +
+                         std::to_string(args.value_dim) + " values takes " + std::to_string(bytes) +
+                         " bytes of shared memory, and this GPU has " +
                          std::to_string(max_shared_bytes()) + "; set --device cpu");
   }
   return dispatch_states(dtype, states, "delta_net", [&](auto* t, auto* s) {
     using T = std::remove_pointer_t<decltype(t)>;
     using S = std::remove_pointer_t<decltype(s)>;
-    const LaunchConfig config(launch_on, grid_of(args.value_heads, args.num_seqs), kThreads,
-                              bytes);
+    const LaunchConfig config(launch_on, grid_of(args.value_heads, args.num_seqs), kThreads, bytes);
     return launch(delta_any_kernel<T, S>, config, "delta_any", args);
   });
 }

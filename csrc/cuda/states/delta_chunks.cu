@@ -6,12 +6,15 @@
 //   N = T beta (V - exp(G) K S);  O = exp(G) Q S + P N;  S = exp(G_last) S + K^T exp(G_last - G) N
 // delta_prepare has a block for each chunk and key head: convolutions, lengths, gates, and T and P
 // of each value head that reads it, by a forward substitution in float32, a thread a column.
-// delta_pass has a block for half of the values of a head of a request, and goes from chunk to
+// delta_pass has a block for 64 or 32 of a head's values of a request, and goes from chunk to
 // chunk: S is in registers in float32, and in shared memory as the products take it. What is next
 // is copied while a chunk is computed.
 // Source: Yang et al. 2024, gated delta net (WY form); T is not multiplied into K and V ahead, so
 // that half as much is written and read, and the difference is rounded once.
 // Bound: of one long prompt the chain of its chunks; of several the matrix units.
+#include <algorithm>
+#include <string>
+
 #include "cuda/states/delta_spans.cuh"
 
 namespace regatta::cuda {
@@ -21,7 +24,6 @@ constexpr int kThreads = 256;
 constexpr int kDim = 128;
 constexpr int kWide = kDim + 8, kNarrow = kChunk + 8;  // rows in shared memory: 16 bytes apart of
 constexpr int kSolveRow = kChunk + 4;                  // each other in banks
-constexpr int kColumns = 64;                           // of a state, of a block of delta_pass
 constexpr int kHeadsAtOnce = 3;                        // value heads: shared memory of two blocks
 constexpr float kUnitEpsilon = 1e-6f;
 
@@ -129,8 +131,8 @@ __device__ __forceinline__ void keep_columns(const DeltaArgs& a, const Piece& pi
   constexpr int kKept = 3;
   for (int i = static_cast<int>(threadIdx.x); i < kKept * kDim; i += kThreads) {
     const int row = i / kDim, channel = first_channel + i % kDim;
-    a.conv_states[(int64_t{piece.dst} * kKept + row) * a.conv_size() + channel] = conv_input<T>(
-        a, piece.span.begin, piece.src, piece.span.length - kKept + row, channel);
+    a.conv_states[(int64_t{piece.dst} * kKept + row) * a.conv_size() + channel] =
+        conv_input<T>(a, piece.span.begin, piece.src, piece.span.length - kKept + row, channel);
   }
 }
 
@@ -236,7 +238,7 @@ __global__ __launch_bounds__(kThreads, 2) void delta_prepare_kernel(DeltaArgs a)
   const int key_head = static_cast<int>(blockIdx.y), heads = a.value_heads / a.key_heads;
   int index = 0;
   const int seq = find_piece(a, static_cast<int>(blockIdx.x), &index);
-  if (seq == a.num_seqs) return;
+  if (seq == a.num_seqs) return pdl_wait();  // what is behind waits for this launch alone
   Piece piece;
   piece.span = span_work(a, seq);
   piece.src = a.src[seq], piece.dst = a.dst[seq];
@@ -274,9 +276,11 @@ __global__ __launch_bounds__(kThreads, 2) void delta_prepare_kernel(DeltaArgs a)
     multiply_rows(queries + tile_row * kWide, keys + tile_column * kWide, lane, by_queries);
     for (int i = 0; i < count; ++i) {
       const float* const logs = shared.logs[i];
-      T* const weights = static_cast<T*>(a.solved) +
-                         ((piece.span.begin + piece.from) * int64_t{a.value_heads} +
-                          head_of(begin + i)) * 2 * kChunk + kChunk;
+      T* const weights =
+          static_cast<T*>(a.solved) +
+          ((piece.span.begin + piece.from) * int64_t{a.value_heads} + head_of(begin + i)) * 2 *
+              kChunk +
+          kChunk;
 #pragma unroll
       for (int n = 0; n < 4; ++n) {
         const int column = tile_column + n * 8 + lane % 4 * 2;
@@ -314,23 +318,29 @@ __global__ __launch_bounds__(kThreads, 2) void delta_prepare_kernel(DeltaArgs a)
 
 // ---------------------------------------------------------------------------------- delta_pass
 
-template <class T>
+// Rows in shared memory of kColumns values of a state.
+template <int kColumns>
+constexpr int kPart = kColumns + 8;
+
+template <class T, int kColumns>
 struct PassStage {
   T keys[kChunk][kWide], queries[kChunk][kWide];
   T solved[kChunk][kNarrow], weights[kChunk][kNarrow];  // T and P
-  T values[kChunk][kNarrow];                            // and beta (V - exp(G) K S) in their place
+  T values[kChunk][kPart<kColumns>];                    // and beta (V - exp(G) K S) in their place
 };
 
-template <class T>
+template <class T, int kColumns>
 struct PassShared {
-  T state[kDim][kNarrow];
-  T written[kChunk][kNarrow];  // N
-  T decayed[kChunk][kNarrow];  // exp(G_last - G) N
+  T state[kDim][kPart<kColumns>];
+  T written[kChunk][kPart<kColumns>];  // N
+  T decayed[kChunk][kPart<kColumns>];  // exp(G_last - G) N
 };
 
 template <class T>
-int64_t pass_bytes(int stages) {
-  return int64_t{sizeof(PassShared<T>)} + stages * int64_t{sizeof(PassStage<T>)};
+int64_t pass_bytes(int columns, int stages) {
+  return columns == 64
+             ? int64_t{sizeof(PassShared<T, 64>)} + stages * int64_t{sizeof(PassStage<T, 64>)}
+             : int64_t{sizeof(PassShared<T, 32>)} + stages * int64_t{sizeof(PassStage<T, 32>)};
 }
 
 // What a thread needs of a chunk's gates: of its two rows, and of the last one.
@@ -352,9 +362,10 @@ struct RowGates {
 };
 
 // Asks for a chunk's tensors; rows behind the piece are zeros.
-template <class T>
+template <class T, int kColumns>
 __device__ __forceinline__ void copy_piece(const DeltaArgs& a, const SpanWork& span, int piece,
-                                           int head, int first_column, PassStage<T>* stage) {
+                                           int head, int first_column,
+                                           PassStage<T, kColumns>* stage) {
   const int from = span.from(piece), length = span.to(piece) - from;
   const int64_t token = span.begin + from;
   const int key_head = a.key_head(head);
@@ -376,53 +387,64 @@ __device__ __forceinline__ void copy_piece(const DeltaArgs& a, const SpanWork& s
     const T* const at = solved + there * int64_t{a.value_heads} * 2 * kChunk + column;
     cp_async16(&stage->solved[row][column], at, bytes);
     cp_async16(&stage->weights[row][column], at + kChunk, bytes);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk * kColumns / kUnit; i += kThreads) {
+    const int row = i / (kColumns / kUnit), column = i % (kColumns / kUnit) * kUnit;
+    const int there = row < length ? row : 0;
     cp_async16(&stage->values[row][column],
                rows + there * int64_t{a.conv_size()} + 2 * a.key_size() + head * kDim +
                    first_column + column,
-               bytes);
+               row < length ? 16 : 0);
   }
   cp_async_commit();
 }
 
-// sums [16, 32] += left [16, 16 steps] right [16 steps, 32]: rows of kLeft and of kNarrow values.
-template <class T, int kLeft>
+// sums [16, 8 kTiles] += left [16, 16 steps] right [16 steps, 8 kTiles]: of rows of kLeft and
+// kRight values.
+template <class T, int kLeft, int kRight, int kTiles>
 __device__ __forceinline__ void multiply(const T* left, const T* right, int steps, int lane,
-                                         float (&sums)[4][4]) {
+                                         float (&sums)[kTiles][4]) {
   for (int step = 0; step < steps; ++step) {
     uint32_t a[4];
     ldmatrix4(a, left + (lane % 16) * kLeft + step * 16 + lane / 16 * 8);
 #pragma unroll
-    for (int n = 0; n < 4; n += 2) {
+    for (int n = 0; n < kTiles; n += 2) {
       uint32_t b[4];
-      ldmatrix4_trans(b, right + (step * 16 + lane % 16) * kNarrow + n * 8 + lane / 16 * 8);
+      ldmatrix4_trans(b, right + (step * 16 + lane % 16) * kRight + n * 8 + lane / 16 * 8);
       mma_m16n8k16<T>(sums[n], a, b[0], b[1]);
       mma_m16n8k16<T>(sums[n + 1], a, b[2], b[3]);
     }
   }
 }
 
-template <class T, class S, int kStages>
+template <class T, class S, int kColumns, int kStages>
 __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
   extern __shared__ __align__(16) unsigned char pass_memory[];
-  PassShared<T>& shared = *reinterpret_cast<PassShared<T>*>(pass_memory);
-  PassStage<T>* const stages = reinterpret_cast<PassStage<T>*>(pass_memory + sizeof(shared));
+  using Stage = PassStage<T, kColumns>;
+  auto& shared = *reinterpret_cast<PassShared<T, kColumns>*>(pass_memory);
+  Stage* const stages = reinterpret_cast<Stage*>(pass_memory + sizeof(shared));
+  constexpr int kTiles = kColumns / 16;  // of 8 columns, of a warp
+  constexpr int kRow = kPart<kColumns>;
   pdl_trigger();
   const int first_column = static_cast<int>(blockIdx.x) * kColumns;
   const int head = static_cast<int>(blockIdx.y), seq = static_cast<int>(blockIdx.z);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   const SpanWork span = span_work(a, seq);
-  if (span.num_pieces == 0) return;
+  if (span.num_pieces == 0) return pdl_wait();
   const int src = a.src[seq], dst = a.dst[seq];
   pdl_wait();
   copy_piece(a, span, 0, head, first_column, &stages[0]);
 
-  // Of the state this warp has rows state_row .. + 15, of a chunk's products 16 rows by 32 columns.
-  const int state_row = warp * 16, tile_row = warp % 4 * 16, tile_column = warp / 4 * 32;
+  // Of the state this warp has rows state_row .. + 15, of a chunk's products 16 rows by half of the
+  // columns.
+  const int state_row = warp * 16, tile_row = warp % 4 * 16,
+            tile_column = warp / 4 * (kColumns / 2);
   const int row = tile_row + lane / 4, pair = lane % 4 * 2;
   S* const states = static_cast<S*>(a.states);
   const auto state_at = [&](int slot, int half, int n) {
     return ((int64_t{slot} * a.value_heads + head) * kDim + state_row + lane / 4 + 8 * half) *
-               kDim + first_column + n * 8 + pair;
+               kDim +
+           first_column + n * 8 + pair;
   };
   float state[kColumns / 8][4];
 #pragma unroll
@@ -438,8 +460,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        store_two(&shared.state[state_row + lane / 4 + 8 * half][n * 8 + pair],
-                  state[n][2 * half], state[n][2 * half + 1]);
+        store_two(&shared.state[state_row + lane / 4 + 8 * half][n * 8 + pair], state[n][2 * half],
+                  state[n][2 * half + 1]);
       }
     }
   };
@@ -450,7 +472,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
   __syncthreads();
 
   for (int piece = 0; piece < span.num_pieces; ++piece) {
-    PassStage<T>& stage = stages[kStages > 1 ? piece % kStages : 0];
+    Stage& stage = stages[kStages > 1 ? piece % kStages : 0];
     const bool has_next = piece + 1 < span.num_pieces;
     RowGates next = gates;
     if (has_next) {
@@ -459,16 +481,16 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
         copy_piece(a, span, piece + 1, head, first_column, &stages[(piece + 1) % kStages]);
       }
     }
-    float by_keys[4][4] = {}, made[4][4] = {};
-    multiply<T, kWide>(&stage.keys[tile_row][0], &shared.state[0][tile_column], kDim / 16, lane,
-                       by_keys);
-    multiply<T, kWide>(&stage.queries[tile_row][0], &shared.state[0][tile_column], kDim / 16, lane,
-                       made);
+    float by_keys[kTiles][4] = {}, made[kTiles][4] = {};
+    multiply<T, kWide, kRow>(&stage.keys[tile_row][0], &shared.state[0][tile_column], kDim / 16,
+                             lane, by_keys);
+    multiply<T, kWide, kRow>(&stage.queries[tile_row][0], &shared.state[0][tile_column], kDim / 16,
+                             lane, made);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float decay = __expf(gates.logs[half]), strength = gates.strengths[half];
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < kTiles; ++n) {
         T* const at = &stage.values[row + 8 * half][tile_column + n * 8 + pair];
         const float2 v = load_two(at);
         store_two(at, strength * (v.x - decay * by_keys[n][2 * half]),
@@ -480,14 +502,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
 
     // Above the diagonal T and P are zeros.
     const int steps = tile_row / 16 + 1;
-    float written[4][4] = {};
-    multiply<T, kNarrow>(&stage.solved[tile_row][0], &stage.values[0][tile_column], steps, lane,
-                         written);
+    float written[kTiles][4] = {};
+    multiply<T, kNarrow, kRow>(&stage.solved[tile_row][0], &stage.values[0][tile_column], steps,
+                               lane, written);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float decay = __expf(gates.last - gates.logs[half]);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < kTiles; ++n) {
         const float x = written[n][2 * half], y = written[n][2 * half + 1];
         const int column = tile_column + n * 8 + pair;
         store_two(&shared.written[row + 8 * half][column], x, y);
@@ -496,8 +518,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
     }
     __syncthreads();
 
-    multiply<T, kNarrow>(&stage.weights[tile_row][0], &shared.written[0][tile_column], steps, lane,
-                         made);
+    multiply<T, kNarrow, kRow>(&stage.weights[tile_row][0], &shared.written[0][tile_column], steps,
+                               lane, made);
     const int from = span.from(piece), length = span.to(piece) - from;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -506,7 +528,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
                     (span.begin + from + row + 8 * half) * int64_t{a.value_size()} + head * kDim +
                     first_column + tile_column + pair;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) store_two(to + n * 8, made[n][2 * half], made[n][2 * half + 1]);
+      for (int n = 0; n < kTiles; ++n)
+        store_two(to + n * 8, made[n][2 * half], made[n][2 * half + 1]);
     }
 
     const float decay = __expf(gates.last);
@@ -518,7 +541,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_pass_kernel(DeltaArgs a) {
 #pragma unroll
     for (int k = 0; k < kChunk; k += 16) {
       uint32_t left[4];  // rows of the transposed keys
-      ldmatrix4_trans(left, &stage.keys[k + lane % 8 + lane / 16 * 8][state_row + lane / 8 % 2 * 8]);
+      ldmatrix4_trans(left,
+                      &stage.keys[k + lane % 8 + lane / 16 * 8][state_row + lane / 8 % 2 * 8]);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; n += 2) {
         uint32_t right[4];
@@ -555,10 +579,28 @@ int64_t most_pieces(int64_t num_tokens, int64_t num_seqs) {
   return num_tokens / kChunk + 2 * spans;
 }
 
+// A block of delta_pass: its columns, and chunks in shared memory.
+struct PassTile {
+  int columns, stages;
+};
+
+// The fewer columns, the more multiprocessors have a part of few requests. Bits do not depend on
+// the tile. REGATTA_KERNEL's "delta_pass=32", "=64", "=32x1" and "=64x1" force one.
+template <class T>
+PassTile pass_tile(const DeltaArgs& args) {
+  const int64_t blocks = int64_t{args.value_heads} * args.num_seqs * (kDim / 32);
+  PassTile tile = {blocks <= num_multiprocessors() ? 32 : 64, 2};
+  const std::string forced = forced_candidate("delta_pass");
+  if (!forced.empty()) tile.columns = forced.rfind("32", 0) == 0 ? 32 : 64;
+  const bool one = forced.size() > 2 && forced.substr(2) == "x1";
+  if (one || pass_bytes<T>(tile.columns, 2) > max_shared_bytes()) tile.stages = 1;
+  return tile;
+}
+
 }  // namespace
 
 bool has_room_for_chunks() {
-  return std::max(prepare_bytes<__half>(), pass_bytes<__half>(1)) <= max_shared_bytes();
+  return std::max(prepare_bytes<__half>(), pass_bytes<__half>(64, 1)) <= max_shared_bytes();
 }
 
 Status delta_prepare(const DeltaArgs& args, DType dtype, const Launch& launch_on) {
@@ -576,13 +618,15 @@ Status delta_pass(const DeltaArgs& args, DType dtype, DType states, const Launch
   if (most_pieces(args.num_tokens, args.num_seqs) == 0) return {};
   return dispatch_half(dtype, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    const int stages = pass_bytes<T>(2) <= max_shared_bytes() ? 2 : 1;
-    const dim3 grid = grid_of(kDim / kColumns, args.value_heads, args.num_seqs);
-    const LaunchConfig config(launch_on, grid, kThreads, pass_bytes<T>(stages));
-    const auto run = [&](auto* s) {
+    const auto [columns, stages] = pass_tile<T>(args);
+    const dim3 grid = grid_of(kDim / columns, args.value_heads, args.num_seqs);
+    const LaunchConfig config(launch_on, grid, kThreads, pass_bytes<T>(columns, stages));
+    const auto run = [&, wide = columns == 64, two = stages == 2](auto* s) {
       using S = std::remove_pointer_t<decltype(s)>;
-      return stages == 2 ? launch(delta_pass_kernel<T, S, 2>, config, "delta_pass", args)
-                         : launch(delta_pass_kernel<T, S, 1>, config, "delta_pass", args);
+      const auto kernel =
+          wide ? (two ? delta_pass_kernel<T, S, 64, 2> : delta_pass_kernel<T, S, 64, 1>)
+               : (two ? delta_pass_kernel<T, S, 32, 2> : delta_pass_kernel<T, S, 32, 1>);
+      return launch(kernel, config, "delta_pass", args);
     };
     return states == DType::kBFloat16 ? run(static_cast<__nv_bfloat16*>(nullptr))
                                       : run(static_cast<float*>(nullptr));

@@ -1,9 +1,8 @@
 // The delta net: which way it goes (delta_net.h). Host code.
-#include "cuda/states/delta_net.h"
-
 #include <algorithm>
 
 #include "cuda/common.cuh"
+#include "cuda/states/delta_net.h"
 
 namespace regatta::cuda {
 namespace {

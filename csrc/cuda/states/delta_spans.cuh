@@ -32,8 +32,7 @@ __device__ __forceinline__ SpanWork span_work(const DeltaArgs& a, int seq) {
     const bool steps = rest > 0 && rest <= kFewTokens && a.dst[seq] >= 0;
     span.in_chunks = span.length - (steps ? rest : 0);
   }
-  span.num_pieces =
-      span.in_chunks == 0 ? 0 : (span.offset + span.in_chunks + kChunk - 1) / kChunk;
+  span.num_pieces = span.in_chunks == 0 ? 0 : (span.offset + span.in_chunks + kChunk - 1) / kChunk;
   return span;
 }
 
@@ -110,8 +109,8 @@ __device__ __forceinline__ float gates_of(const DeltaArgs& a, int head, int64_t 
   const T* row = static_cast<const T*>(a.ba) + token * (2 * a.value_heads);
   float step;
   *strength = a.write_scale / (1.f + expf(-Traits<T>::to_float(row[head])));
-  return log_decay(a, head,
-                   Traits<T>::to_float(row[a.value_heads + head]) + a.step_bias[head], &step);
+  return log_decay(a, head, Traits<T>::to_float(row[a.value_heads + head]) + a.step_bias[head],
+                   &step);
 }
 
 // Four values of a row, aligned to them.

@@ -14,9 +14,9 @@ namespace regatta::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kDim = 128;                 // keys and values of a head
-constexpr int kRows = kDim / kWarps;      // of the state, of a warp
-constexpr int kKept = 3;                  // columns ahead of a token
+constexpr int kDim = 128;             // keys and values of a head
+constexpr int kRows = kDim / kWarps;  // of the state, of a warp
+constexpr int kKept = 3;              // columns ahead of a token
 constexpr float kUnitEpsilon = 1e-6f;
 
 struct StepShared {
@@ -113,8 +113,7 @@ __global__ __launch_bounds__(kThreads, 2) void delta_steps_kernel(DeltaArgs a, b
     const int64_t at = span.begin + token;
     const T* const inputs = static_cast<const T*>(a.qkvz) + at * a.row_size();
     const float x = own.next(Traits<T>::to_float(inputs[own.index]));
-    const float v =
-        has_values ? value.next(Traits<T>::to_float(inputs[value.index])) : 0.f;
+    const float v = has_values ? value.next(Traits<T>::to_float(inputs[value.index])) : 0.f;
     const float4 z = load_four(inputs + a.conv_size() + head * kDim + column);
     float strength;
     const float decay = expf(gates_of<T>(a, head, at, &strength));
@@ -157,13 +156,12 @@ __global__ __launch_bounds__(kThreads, 2) void delta_steps_kernel(DeltaArgs a, b
     const float4 seen_all = load_four(&shared.sums[0][column]);
     const float4 made_all = load_four(&shared.sums[1][column]);
     const float4 values = load_four(&shared.v[column]);
-    const float d[4] = {strength * (values.x - decay * seen_all.x),
-                        strength * (values.y - decay * seen_all.y),
-                        strength * (values.z - decay * seen_all.z),
-                        strength * (values.w - decay * seen_all.w)};
-    const float4 o = make_float4(
-        fmaf(dot, d[0], decay * made_all.x), fmaf(dot, d[1], decay * made_all.y),
-        fmaf(dot, d[2], decay * made_all.z), fmaf(dot, d[3], decay * made_all.w));
+    const float d[4] = {
+        strength * (values.x - decay * seen_all.x), strength * (values.y - decay * seen_all.y),
+        strength * (values.z - decay * seen_all.z), strength * (values.w - decay * seen_all.w)};
+    const float4 o =
+        make_float4(fmaf(dot, d[0], decay * made_all.x), fmaf(dot, d[1], decay * made_all.y),
+                    fmaf(dot, d[2], decay * made_all.z), fmaf(dot, d[3], decay * made_all.w));
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const float k = shared.k[row + i];

@@ -49,8 +49,7 @@ __global__ __launch_bounds__(kThreads) void short_conv_kernel(ShortConvArgs a) {
   for (int tap = 0; tap < a.width; ++tap) {
     sum = fmaf(a.taps[int64_t{tap} * a.size + channel], input(place + tap - kept), sum);
   }
-  *out = Traits<T>::from_float(
-      Traits<T>::to_float(bcx[(int64_t{token} * 3 + 1) * a.size]) * sum);
+  *out = Traits<T>::from_float(Traits<T>::to_float(bcx[(int64_t{token} * 3 + 1) * a.size]) * sum);
   if (dst < 0 || token + 1 < a.borders[seq + 1]) return;
   for (int i = 0; i < kept; ++i) {
     a.states[(int64_t{dst} * kept + i) * a.size + channel] = input(place + 1 - kept + i);

@@ -241,8 +241,8 @@ def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWe
     try:
         check_linears(plan, layout, runs_on)
     except UserError as error:
-        own = str(error).replace("--quant_type", "--draft_model_quant_type")
-        raise UserError(f"the drafter in {checkpoint.directory}: {own}") from None
+        said = str(error).replace("--quant_type", "--draft_model_quant_type")
+        raise UserError(f"the drafter in {checkpoint.directory}: {said}") from None
     expected = {n: s for n, s in expected_tensors(plan, layout).items() if n != plan.embedding}
     checkpoint.check(expected, (*found.ignored, *layout.ignored))
     return DrafterWeights(found, plan, layout, settings, platform)

@@ -50,6 +50,10 @@ class MlpBlock(blocks.Block):
     def can_be_calibrated(self) -> bool:
         return self.is_plain and self.activation == blocks.Activation() and not self.parallel
 
+    def widened(self, multiple: int) -> MlpBlock:
+        size = -(-self.intermediate_size // multiple) * multiple
+        return replace(self, intermediate_size=size)
+
     def shared(self, ranks: Ranks) -> tuple[MlpBlock, Mapping[str, Axis]]:
         inner = ranks.features(self.intermediate_size)
         bias = self.down_bias and ranks.is_first

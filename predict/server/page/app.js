@@ -12,8 +12,8 @@ import {
 import { button, byId, element } from "./dom.js";
 import { FieldForm } from "./fields.js";
 import { Follower } from "./follow.js";
-import { setFormulas } from "./formulas.js";
 import { Attachments } from "./pictures.js";
+import { setFormulas } from "./formulas.js";
 import { Settings, saveTheme, tab } from "./settings.js";
 import { Watch, statsWords } from "./stats.js";
 import { TurnView, isEnter } from "./turns.js";

@@ -104,8 +104,7 @@ std::vector<double> twin(const Net<T>& net, const T* qkvz, const T* ba, int toke
             host_float(gates[(by_step ? 0 : heads) + at]) + double(net.step_bias.host[at]);
         const double rate = std::exp(double(net.decay_log.host[h]));
         step = softplus(x);
-        decay[i] =
-            std::exp(b.decay_bound < 0 ? b.decay_bound * sigmoid(rate * x) : -rate * step);
+        decay[i] = std::exp(b.decay_bound < 0 ? b.decay_bound * sigmoid(rate * x) : -rate * step);
       }
       const double strength = b.write_scale * (by_step ? step : sigmoid(host_float(gates[h])));
       std::fill(seen.begin(), seen.end(), 0.);
@@ -124,8 +123,7 @@ std::vector<double> twin(const Net<T>& net, const T* qkvz, const T* ba, int toke
         }
       }
       for (int64_t e = 0; e < width; ++e) {
-        o[t * b.value_size() + h * width + e] =
-            made[e] + (b.skip ? net.skip.host[h] * v[e] : 0.);
+        o[t * b.value_size() + h * width + e] = made[e] + (b.skip ? net.skip.host[h] * v[e] : 0.);
       }
     }
   }
@@ -243,8 +241,7 @@ std::vector<float> run_step(const Net<T>& net, const std::vector<const Text<T>*>
   Buffer<T> convolved(needs.convolved), solved(needs.solved);
   Buffer<float> floats(needs.floats);
   run_graph([&](cudaStream_t stream) {
-    CHECK_STATUS(cuda::delta_net(p, way, convolved.data, solved.data, floats.data,
-                                 {stream, true}));
+    CHECK_STATUS(cuda::delta_net(p, way, convolved.data, solved.data, floats.data, {stream, true}));
   });
   mixed.download();
   std::vector<float> made;
@@ -335,10 +332,10 @@ void check_answer(const Net<T>& net, const std::vector<Text<T>>& texts, const An
       break;
     }
   }
-  const std::string name = format(
-      "%s %s, states %s, heads %ld/%ld of %ld/%ld: %s", name_of(way),
-      dtype_name(cuda::Traits<T>::dtype), dtype_name(slots.dtype), long(b.num_key_heads),
-      long(b.num_value_heads), long(b.key_dim), long(b.value_dim), what.c_str());
+  const std::string name =
+      format("%s %s, states %s, heads %ld/%ld of %ld/%ld: %s", name_of(way),
+             dtype_name(cuda::Traits<T>::dtype), dtype_name(slots.dtype), long(b.num_key_heads),
+             long(b.num_value_heads), long(b.key_dim), long(b.value_dim), what.c_str());
   count_error(name, outputs.value(), tolerance<T>(way, slots.dtype));
   count_error(name + ", states", states.value(), tolerance<T>(way, slots.dtype));
   count_error(name + ", columns", columns.value(), 1e-7);
@@ -707,8 +704,8 @@ void time_prefill(const Words& words) {
     };
     const DType bf16 = DType::kBFloat16, states = DType::kFloat32;
     const double all = ms([&](const cuda::Launch& on) {
-      return cuda::delta_net(t.p, cuda::DeltaWay::kChunks, convolved.data, solved.data,
-                             floats.data, on);
+      return cuda::delta_net(t.p, cuda::DeltaWay::kChunks, convolved.data, solved.data, floats.data,
+                             on);
     });
     const double prepare =
         ms([&](const cuda::Launch& on) { return cuda::delta_prepare(args, bf16, on); });
