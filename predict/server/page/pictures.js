@@ -1,6 +1,7 @@
 // Pictures that go with a message: attached, pasted or dropped. They are data URLs in this tab.
 
 import { byId, button, element } from "./dom.js";
+import { words } from "./words.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 const MAX_BYTES = 20 << 20; // of a picture
@@ -17,11 +18,11 @@ export function pictureRow(urls, beside = () => null) {
     element(
       "li",
       {},
-      element("img", { src: url, alt: `Picture ${index + 1}` }),
+      element("img", { src: url, alt: `${words("Picture")} ${index + 1}` }),
       beside(index),
     ),
   );
-  return element("ul", { class: "pictures", "aria-label": "Pictures" }, ...items);
+  return element("ul", { class: "pictures", "aria-label": words("Pictures") }, ...items);
 }
 
 /** The pictures of the message that is being written. */
@@ -87,7 +88,9 @@ export class Attachments {
 
   draw() {
     const remove = (index) =>
-      button("Remove", () => this.remove(index), { "aria-label": `Remove picture ${index + 1}` });
+      button("Remove", () => this.remove(index), {
+        "aria-label": `${words("Remove picture")} ${index + 1}`,
+      });
     this.box.replaceChildren();
     if (this.urls.length > 0) this.box.append(pictureRow(this.urls, remove));
     this.changed();
