@@ -40,9 +40,6 @@ class SchedulerConfig:
     # Of a network with states (predict.engine.states): two for each sequence, and more; else 0.
     num_state_slots: int = 0
     same_bits: bool = False  # how steps are cut changes no bit: see predict.engine.queue.chunk
-    # Whether answers leave states behind. Not where prompts and answers round differently, and each
-    # is to have the same bits however it came about.
-    answers_leave_states: bool = True
 
     def __post_init__(self) -> None:
         sizes = "max_num_seqs max_num_batched_tokens max_length block_size num_blocks"

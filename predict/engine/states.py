@@ -146,7 +146,7 @@ class StateSlots:
         if num_computed in request.state_ends or num_computed == request.num_prompt_tokens:
             self._keep(request, num_computed, after)
         elif (
-            self._config.answers_leave_states
+            not self._config.same_bits  # GPUs round answers otherwise than prompts
             and num_computed > request.num_prompt_tokens
             and request.beam_group is None
         ):

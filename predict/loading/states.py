@@ -57,7 +57,9 @@ def check_states(
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
-        f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
+        f"--speculate_method {drafts}": drafts is not None and (is_gpu or drafts not in DRAFTS),
+        # csrc/blocks/delta_net/cuda.cu and short_conv's add nothing to their products.
+        "--lora_modules on a GPU": is_gpu and config.adapters.is_used,
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
     }
@@ -65,6 +67,6 @@ def check_states(
     if found:
         raise UserError(
             f"{spec.model_type} keeps a state of each request beside its KV cache, and does not "
-            f"run with {' and '.join(found)} yet (allowed: --device cpu, one process, no drafts, "
-            "no prefix, no vectors, programs of compiled operators)"
+            f"run with {' and '.join(found)} yet (allowed: --device cpu, one process, "
+            f"programs of compiled operators, drafts by {', '.join(DRAFTS)}; no prefix, no vectors)"
         )

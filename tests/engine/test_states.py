@@ -128,6 +128,19 @@ def test_a_prompt_that_parts_from_a_known_one_leaves_a_state_there() -> None:
     assert hits(scheduler) == (64, 96 + 32)
 
 
+@pytest.mark.parametrize(("same_bits", "ends"), [(False, 192), (True, 64)])
+def test_an_answer_leaves_its_last_state_unless_bits_are_promised(
+    same_bits: bool, ends: int
+) -> None:
+    scheduler = Scheduler(config(**ROOMY, num_state_slots=20, same_bits=same_bits))
+    first = request(0, [*range(1, 101)], 120)
+    run_prompt(scheduler, first)
+    assert scheduler.stats.num_kept_states == 1 + (not same_bits)
+    assert scheduler.stats.num_used_states == 0
+    run_prompt(scheduler, request(1, [*range(1, 101), *first.output_token_ids, 7], 1))
+    assert hits(scheduler)[0] == ends
+
+
 def test_a_preempted_request_is_not_counted_again() -> None:
     scheduler = Scheduler(config(num_state_slots=8, num_blocks=10, max_num_batched_tokens=32))
     for number in range(2):
