@@ -105,7 +105,11 @@ CUDA_LIBRARIES = ("-lcudart_static", "-ldl", "-lrt")
 # --sanitize: what the compiler is given beside SANITIZER_FLAGS, and the runtime that must be in the
 # process before Python is.
 SANITIZERS = {
-    "address": (("-fsanitize=address",), "libasan.so"),
+    # Accesses are checked by calls, not in place: a build takes a fifth less.
+    "address": (
+        ("-fsanitize=address", "--param=asan-instrumentation-with-call-threshold=0"),
+        "libasan.so",
+    ),
     # Not vptr: it wants the type information of Paddle's classes, which Paddle does not export. Not
     # null, object-size and pointer-overflow: AddressSanitizer reports the access that follows, and
     # a fifth of the build is these checks.

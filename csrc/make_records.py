@@ -38,6 +38,8 @@ MEMBERS = {
   bool is_plain_sum() const {
     return source == Source::kInput && input_scale == 1.0f && output_scale == 1.0f;
   }
+  // Whether a product that adds rows, or none, makes it.
+  bool is_of_product() const { return source == Source::kNone || is_plain_sum(); }
 """,
 }
 

@@ -116,7 +116,7 @@ def export_model(
 
     check_static(config.model.device)
     _check_adapters(config, enable_lora)
-    _check_ranks(config, gives_states, enable_lora)
+    _check_ranks(config, enable_lora)
     prefix = config.model.model_prefix
     if not prefix or prefix != Path(prefix).name or prefix.startswith("."):
         raise UserError(
@@ -140,15 +140,14 @@ def _check_adapters(config: EngineConfig, enable_lora: bool) -> None:
         )
 
 
-def _check_ranks(config: EngineConfig, gives_states: bool, enable_lora: bool) -> None:
+def _check_ranks(config: EngineConfig, enable_lora: bool) -> None:
     degree = config.ranks.tensor_parallel_degree
     if degree == 1:
         return
-    refused = {"--return_full_hidden_states": gives_states, "--enable_lora": enable_lora}
-    for flag in (flag for flag, given in refused.items() if given):
+    if enable_lora:
         raise UserError(
-            f"{flag} is of programs for one process, and --tensor_parallel_degree is {degree}; "
-            "leave one of the two out"
+            "--enable_lora is of programs for one process, and --tensor_parallel_degree is "
+            f"{degree}; leave one of the two out"
         )
     if config.model.inference_model is False:
         raise UserError(
@@ -249,8 +248,8 @@ def _export(
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
     spec = dataclasses.replace(spec, vision=None)  # text alone
-    check_states(config, spec, exports=True)
-    spec = spec.with_latent_form(config.model.latent_form)
+    check_states(config, spec, platform.compiled is not None, exports=True)
+    spec = spec.with_forms(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
     embeds = task == "embed" or not spec.makes_text
     _check_task(embeds, gives_states, config.model.pooling)

@@ -14,12 +14,19 @@ import os
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from predict.config.adapters import AddonVerbs, Change
 from predict.config.engine import EngineConfig
+from predict.config.rest import Rest, RestVerbs
 from predict.engine.answers import News
 from predict.engine.embedding import VectorJob
 from predict.engine.retrieval import Ranked
@@ -28,6 +35,7 @@ from predict.engine.stats import EngineStats
 from predict.llm import LLM, Conversation, check_streamed
 from predict.nn.pooling import Vectors
 from predict.request import RequestOutput, SamplingParams
+from predict.rests import Rests
 from predict.vectors import Asked, Prompt, SeenPrompt
 
 if TYPE_CHECKING:
@@ -78,7 +86,7 @@ class AsyncAnswer:
         return event
 
 
-class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
+class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]], RestVerbs[Coroutine[Any, Any, None]]):
     """Answers prompts of many asyncio tasks with one model.
 
     Close it, or use it with `async with`. Requests run together in one batch, and one's failure,
@@ -103,6 +111,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
         self._events: dict[AsyncAnswer, list[AnswerEvent]] = {}  # not sent yet; likewise
         self._jobs: dict[asyncio.Future[Vectors], VectorJob] = {}  # unfinished; likewise
+        self._later: list[Command] = []  # texts that wait for a rest; likewise
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
         self._lock = threading.Lock()  # no command is queued once `_ended` is set
@@ -233,6 +242,9 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         made: asyncio.Future[Vectors] = asyncio.get_running_loop().create_future()
 
         def start(llm: LLM) -> None:
+            if self._rests.is_waiting:
+                self._later.append(start)
+                return
             try:
                 self._jobs[made] = llm.add_texts(asked.texts, asked.pooler, asked.adapter)
             except Exception as error:
@@ -256,6 +268,25 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
     async def change(self, change: Change) -> None:
         """Loads or unloads an adapter or a prefix, between two steps; see AddonVerbs."""
         await self._ask(lambda llm: llm.change(change))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """See LLM.is_sleeping."""
+        return self._model().is_sleeping
+
+    async def rest(self, rest: Rest) -> None:
+        """Does what `rest` says, once nothing runs; what is asked meanwhile waits."""
+        result: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: Exception | None) -> None:
+            if error is None:
+                _settle(result, partial(result.set_result, None))
+            else:
+                _settle(result, partial(result.set_exception, error))
+
+        if not self._post(lambda _: self._rests.ask(rest, done)):
+            self._model()  # raises
+        await result
 
     async def _ask(self, ask: Callable[[LLM], T]) -> T:
         """The result of ask(llm), called between two steps; raises what that raises."""
@@ -309,10 +340,16 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         reason: BaseException = RuntimeError("it was closed")
         try:
             self._llm = llm = make_llm(config)
+            self._rests = Rests(llm)
             llm.answers.wake = self._wake
             self._ready.set()
             while not self._closing:
                 self._run_commands(llm)
+                self._rests.settle()
+                if self._later and not self._rests.is_waiting:
+                    later, self._later = self._later, []
+                    for command in later:
+                        command(llm)
                 llm.check()
                 if llm.answers.is_busy and not self._closing:
                     llm.step()
@@ -333,6 +370,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]]):
         """Runs the queued commands; waits for one when there is nothing else to do."""
         while not self._closing:
             is_idle = not (self._events or llm.answers.is_busy or llm.embedder.is_busy)
+            is_idle = is_idle and not (self._rests.is_waiting or self._later)
             try:
                 command = self._commands.get(block=is_idle)
             except queue.Empty:

@@ -33,20 +33,17 @@ from predict.drafting import (
 from predict.engine.addons import Addons, WritePrefix, prefix_writer
 from predict.engine.engine import Engine
 from predict.engine.kv_cache import allocate_caches
-from predict.engine.runner.host_chooser import HostChooser
 from predict.engine.runner.networks import (
     DynamicForward,
     Forward,
-    HostNetwork,
-    HostRunner,
-    Within,
     block_copier,
     static_forward,
 )
+from predict.engine.runner.residence import Residence
 from predict.engine.sampler import Sampler
 from predict.engine.scheduled import SchedulerConfig
 from predict.engine.scheduler import Scheduler
-from predict.engine.step import CopyBlocks, Runner
+from predict.engine.step import Runner
 from predict.errors import UserError
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
@@ -56,18 +53,15 @@ from predict.loading.exported import check_export, part_of_run
 from predict.loading.layouts import with_stored_cache
 from predict.loading.manifest import Manifest, load_manifest, rank_folder
 from predict.loading.memory import (
+    LESS_MEMORY,
     check_page_memory,
-    graph_bytes,
-    max_draft_rows,
+    gpu_room,
     num_cache_blocks,
-    num_gpu_cache_blocks,
     num_state_slots,
-    workspace_bytes,
 )
 from predict.loading.model import (
     Opened,
     Weights,
-    check_encoder,
     check_memory,
     open_weights,
     plan_of,
@@ -80,23 +74,22 @@ from predict.nn.adapter_pages import with_pages
 from predict.nn.blocks import LowRankPages
 from predict.nn.cache_formats import DENSE
 from predict.nn.decoder import Decoder
-from predict.nn.inputs import LayerCache, fields_with
+from predict.nn.inputs import LayerCache
 from predict.nn.places import fields_of, placing_of
 from predict.nn.plans import WeightPlan
 from predict.nn.spec import DecoderSpec
 from predict.ranks.addons import RanksShelf
 from predict.ranks.drafts import RanksFeed
+from predict.ranks.front import Ranks
 from predict.ranks.gpus import device_of
-from predict.ranks.start import start
+from predict.ranks.start import spawned, start
+from predict.resting import Origin, Resting, rebinding, refused, residence_of
 from predict.sight import Sight, with_eyes
+from predict.stepping import StepRunners
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
 from predict.text.tokenizer import Tokenizer
 
-LESS_MEMORY = (
-    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
-    "device"
-)
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
 
@@ -108,6 +101,7 @@ class Running(NamedTuple):
     caches: list[LayerCache]
     num_blocks: int  # of the caches
     write_prefix: WritePrefix
+    residence: Residence | None = None  # of the weights and caches of this process
 
 
 class Parts(NamedTuple):
@@ -123,6 +117,7 @@ class Parts(NamedTuple):
     addons: Addons
     engine: Engine
     sight: Sight
+    resting: Resting
 
 
 def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
@@ -132,7 +127,8 @@ def build(config: EngineConfig, tokenizer: Tokenizer | None = None) -> Parts:
     fit together, and in each of several processes that Paddle's launcher has started.
     """
     check_alone()
-    return Builder(config, tokenizer).parts()
+    with spawned(config) as ranks:
+        return Builder(config, tokenizer).parts(ranks)
 
 
 class Builder:
@@ -153,10 +149,10 @@ class Builder:
             compiled = load_manifest(Path(model.model_name_or_path)).library_abi is not None
         self.platform = platform_of(device_of(model.device, rank, self.num_ranks), compiled)
         spec, self.reader = read_spec(model.model_name_or_path, model.model_type)
-        check_encoder(spec, self.platform.gpu is not None)
+        self.read_spec = spec
         spec = with_eyes(config, spec, self.platform.gpu is not None)
-        check_states(config, spec)
-        spec = spec.with_latent_form(model.latent_form)
+        check_states(config, spec, self.platform.compiled is not None)
+        spec = spec.with_forms(model.latent_form, config.cache.state_dtype)
         if self.num_ranks > 1:
             own = part_of_run(config, spec, rank or 0)
             spec = spec if rank is None else own
@@ -181,14 +177,16 @@ class Builder:
         self.drafter: StateDrafter | None = None
         self.weight_bytes = self.num_state_slots = 0
         self.decoder: Decoder | None = None
+        self.read_decoder: Decoder | None = None  # as its folder has it
+        self.forwards: list[DynamicForward] = []
         self.adapters: AdapterStore | None = None
         self.pages: list[LowRankPages] = []  # of adapters
         self.takes_adapters = config.adapters.is_used  # a program may take none
 
-    def parts(self) -> Parts:
-        """Reads the weights and makes the rest. Raises UserError."""
+    def parts(self, ranks: Ranks | None = None) -> Parts:
+        """Reads the weights and makes the rest; ranks: see start. Raises UserError."""
         config = self.config
-        running = self.running() if self.num_ranks == 1 else self._over_ranks()
+        running = self.running() if self.num_ranks == 1 else self._over_ranks(ranks)
         caches, num_blocks = running.caches, running.num_blocks
         scheduler = self._scheduler(num_blocks)
         addons = Addons(
@@ -208,10 +206,32 @@ class Builder:
         )
         return Parts(
             *(config, self.platform, self.spec, self.tokenizer, self.draft, self.decoder),
-            *(caches, addons, engine, self.sight),
+            *(caches, addons, engine, self.sight, self._resting(running.residence)),
         )
 
-    def _over_ranks(self) -> Running:
+    def _resting(self, residence: Residence | None) -> Resting:
+        has_draft = self.draft is not None or self.drafter is not None
+        origin = Origin(self.config, self.read_spec, self.spec, self.reader)
+        return Resting(
+            *(origin, self.platform, self.read_decoder, residence),
+            refused(self.config, self.platform, has_draft, self.sight.tower is not None),
+        )
+
+    def _residence(self, caches: Sequence[LayerCache], runner: Runner) -> Residence:
+        """The tensors that may leave the device, and come back."""
+        has_scales = self.kv_format.scales == "head"
+        kept = [
+            c[len(k) :] for c, k in zip(caches, self.spec.kept, strict=True) if k and has_scales
+        ]
+        of_heads = [tensor for each in kept for tensor in each]
+        scratch = [tensor for each in caches for tensor in each]
+        scratch += [tensor for page in self.pages for tensor in (page.a, page.b)]
+        return residence_of(
+            *(self.platform, self.read_decoder, of_heads, scratch),
+            rebinding(self.forwards, runner),
+        )
+
+    def _over_ranks(self, ranks: Ranks | None) -> Running:
         """The same, of other processes, which this one starts."""
         library.require()  # ranks add in it, whatever operators they run
         if self.config.model.mode == "static":
@@ -223,7 +243,7 @@ class Builder:
         if self.takes_adapters:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
         has_draft = self.draft is not None or self.drafter is not None
-        started = start(self.given, shelf, self.spec.vocab_size, has_draft)
+        started = start(self.given, ranks, shelf, self.spec.vocab_size, has_draft)
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(
@@ -244,20 +264,21 @@ class Builder:
             caches = self._caches(num_blocks)
             paged = [cache for cache, kept in zip(caches, self.spec.kept, strict=True) if kept]
             copy_blocks = block_copier(platform.backend, paged, self.kv_format)
-            runner = self._runner(network(caches), copy_blocks)
+            runner = self._runner()(network(caches), copy_blocks)
             draft_runner = None
             if self.drafter is not None:
                 forward = self.drafter.forward(self.config, platform, num_blocks)
-                draft_runner = self._runner(forward, lambda copies: None, runner)
+                draft_runner = self._runner()(forward, lambda copies: None, runner)
             if self.draft is not None and draft_network is not None:
                 draft_caches = draft_caches_of(self.config, self.draft.spec, num_blocks)
                 draft_copies = block_copier(platform.backend, draft_caches, DENSE)
-                draft_runner = self._runner(draft_network(draft_caches), draft_copies, runner)
+                draft_runner = self._runner()(draft_network(draft_caches), draft_copies, runner)
         if platform.compiled is not None:
             # The weights are in place; from here on only the steps' own tensors come and go.
             library.require().keep_freed_memory()
         write_prefix = prefix_writer(self.config, platform, caches)
-        return Running(runner, draft_runner, caches, num_blocks, write_prefix)
+        residence = self._residence(caches, runner)
+        return Running(runner, draft_runner, caches, num_blocks, write_prefix, residence)
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
@@ -311,6 +332,7 @@ class Builder:
             self.adapters = self._adapter_store(plan, base)
         decoders = [weights.read(lambda _: self.on_progress()) for weights in opened]
         if manifest is None:
+            self.read_decoder = decoders[0]
             decoders[0] = self.sight.joined(decoders[0])
             if self.adapters is not None:
                 decoders[0] = with_pages(decoders[0], self.pages)
@@ -318,15 +340,18 @@ class Builder:
         if self.drafter is not None:
             self.drafter.read(self.decoder)
         networks += [
-            partial(
-                DynamicForward,
-                weights.platform.backend,
-                decoder,
-                parts=weights.platform.gpu is None,
-            )
+            partial(self._dynamic, weights, decoder)
             for weights, decoder in zip(opened, decoders, strict=True)
         ]
         return networks[0], networks[1] if self.draft is not None else None
+
+    def _dynamic(
+        self, weights: Weights, decoder: Decoder, caches: Sequence[LayerCache]
+    ) -> DynamicForward:
+        platform = weights.platform
+        made = DynamicForward(platform.backend, decoder, caches, parts=platform.gpu is None)
+        self.forwards.append(made)
+        return made
 
     def _checked_export(self) -> Manifest:
         """The program's manifest. Raises UserError where the export does not fit this run."""
@@ -371,8 +396,11 @@ class Builder:
             self.num_state_slots = num_state_slots(config, self.spec, free)
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
-        workspace = workspace_bytes(config, self.spec, draft) + self.sight.pass_bytes
-        return self._met(num_gpu_cache_blocks(config, self.spec, memory, workspace, draft, pinned))
+        room = gpu_room(
+            *(config, self.spec, memory, draft, pinned), pass_bytes=self.sight.pass_bytes
+        )
+        self.num_state_slots = room.num_slots
+        return self._met(room.num_blocks)
 
     def _met(self, number: int = 0) -> int:
         """Waits for all ranks; the least of their numbers."""
@@ -399,6 +427,7 @@ class Builder:
                 reserve_full=config.cache.reserve_full,
                 prefix_caching=config.cache.shares_prefixes,
                 chunked_prefill=config.scheduling.chunked_prefill,
+                priority_aging=config.scheduling.priority_aging,
                 separate_steps=config.cache.attention == "block",
                 for_drafts=self.draft is not None,
                 lookahead=int(self.drafter is not None and self.drafter.spec is not None),
@@ -406,45 +435,14 @@ class Builder:
                 pictures=self.sight.rows,
                 placing=placing_of(self.spec, config.max_length),
                 num_state_slots=self.num_state_slots,
+                same_bits=config.model.batch_invariant,
             )
         )
 
-    def _runner(
-        self, forward: Forward, copy_blocks: CopyBlocks, target: Runner | None = None
-    ) -> Runner:
-        """target: the target's runner, for a draft model."""
-        fields = (
-            fields_with() if target is not None else fields_of(self.spec, self.adapters is not None)
-        )
-        config, gpu = self.config, self.platform.gpu
-        if gpu is None:
-            network = HostNetwork(forward, self.platform.place, fields)
-            return HostRunner(network, HostChooser(self.platform.backend), copy_blocks)
-        from predict.device.cuda import left_queued
-        from predict.engine.runner.gpu import GpuRunner
-
-        if config.model.mode == "static" and target is None and gpu.is_plugin:
-            forward = Within(left_queued, forward)
-        if config.model.batch_invariant:
-            forward = Within(library.require().batch_invariant, forward)
-        num_drafts = 0 if target is not None else max_draft_rows(config)
-        drafts_there = target is None and (self.draft or self.drafter) is not None
-        return GpuRunner(
-            forward,
-            copy_blocks,
-            gpu,
-            config.max_length,
-            config.scheduling.batch_size,
-            config.cache.block_size,
-            self.spec.vocab_size,
-            graph_bytes(config, self.spec),
-            max_rows=config.scheduling.batch_size + num_drafts,
-            # A drafter of hidden states makes each request's first draft whether it is used or not.
-            max_drafts=num_drafts + config.scheduling.batch_size if drafts_there else 0,
-            token_ids=None if target is None or self.drafter is None else self.drafter.token_ids,
-            shelf=target.shelf if isinstance(target, GpuRunner) else None,
-            fields=fields,
-            adapter_pages=0 if self.adapters is None else self.adapters.pool.max_pages,
-            # A program takes all of its inputs, and a draft model's steps have no adapters.
-            always_adapted=config.model.batch_invariant or config.model.mode == "static",
+    def _runner(self) -> StepRunners:
+        return StepRunners(
+            *(self.config, self.platform, self.spec),
+            pool=None if self.adapters is None else self.adapters.pool,
+            draft=self.draft or self.drafter,
+            drafter=self.drafter,
         )

@@ -22,6 +22,7 @@ from predict.config.schemes import gpu_kernels
 from predict.device import devices, library
 from predict.errors import UserError
 from predict.ranks.front import SLOT_BYTES
+from predict.ranks.gpus import sums_of
 from predict.system import host
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "sentencepiece", "jinja2", "tqdm")
@@ -59,7 +60,7 @@ def collect() -> Report:
             "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             "available_bytes": host.available_memory_bytes(),
         },
-        "sums": {"cpu": SUMS},
+        "sums": {"cpu": SUMS, "gpus": _gpu_sums()},
         "gpus": _gpus(),
         "cuda_library": cuda_library,
         "device_gpu": _device_gpu(),
@@ -164,6 +165,18 @@ def _gpus() -> Report:
     return report
 
 
+def _gpu_sums() -> str:
+    """How ranks on this machine's GPUs add their parts; "" where there are no two."""
+    try:
+        info = devices.driver_info()
+    except UserError:  # the plugin is not built
+        return ""
+    if len(info.gpus) < 2:
+        return ""
+    version = _version("nvidia-nccl-cu13")
+    return f"{sums_of(info)}; NCCL {version or 'is not installed'}"
+
+
 def _cuda_library(problems: list[str]) -> Report | None:
     """The CUDA library's build; None without one, which only a GPU needs."""
     path = library.LIBRARY_DIR / devices.CUDA_LIBRARY_NAME
@@ -236,7 +249,7 @@ def render(report: Report) -> str:
         ("cores", f"{cpu['num_allowed_cores']} of {cpu['num_cores']} allowed"),
         ("threads", str(cpu["num_threads"] or "Paddle's choice")),
         ("products by", cpu["instruction_set"] or "Paddle's choice"),
-        ("sums of ranks", report["sums"]["cpu"]),
+        ("sums of ranks", "; ".join(filter(None, report["sums"].values()))),
         ("memory", "{available_bytes:.1f} of {total_bytes:.1f} GiB available".format(
             **{name: value / GIB for name, value in report["memory"].items()}
         )),

@@ -68,14 +68,10 @@ class StateDrafter:
         return ChainForward(ops, self._read, caches, self.feed)
 
     @property
-    def token_ids(self) -> npt.NDArray[np.int32] | None:
-        """[D] of a vocabulary that is smaller than the model's; else None."""
-        if self._read is None or self._read.columns is None:
-            return None
-        columns = self._read.columns.numpy()
-        count = len(np.unique(columns))  # one for all that it does not know
-        count -= count < len(columns)
-        return np.argsort(columns, kind="stable")[:count].astype(np.int32)
+    def columns(self) -> npt.NDArray[np.int64] | None:
+        """[V] column of its logits by token, D for tokens that it does not know; None: all V."""
+        columns = None if self._read is None else self._read.columns
+        return None if columns is None else columns.numpy()
 
 
 def _feed_of(config: EngineConfig, platform: Platform) -> Any:
@@ -106,7 +102,8 @@ def open_state_drafter(
     if weights is None or program is None:
         return None if weights is None else StateDrafter(weights, None)
     weights.check_given(program.taps, config.model.model_name_or_path)
-    drafter = StateDrafter(weights, open_stored(config, spec, reader, platform))
+    # What a rank's program holds of embedding and head is in no tensor: it has both whole besides.
+    drafter = StateDrafter(weights, open_stored(config, whole, reader, platform))
     check_cpu_memory(config, spec, platform.free_bytes(), drafter.num_bytes, weights.spec)
     return drafter
 

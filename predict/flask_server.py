@@ -23,7 +23,7 @@ from predict.cli.flags import Flag, FlagValues, parse_flags, with_file
 from predict.server.config import PORTS
 from predict.server.flags import FLAGS as SERVER
 from predict.server.flags import USAGE
-from predict.system.flag import no_effect
+from predict.system.flag import no_effect, not_here
 from predict.system.signals import Signals
 
 PROG = "flask_server.py"
@@ -44,7 +44,17 @@ OWN_FLAGS: tuple[Flag, ...] = (
          "Line below it.",
          availability=no_effect("the page shows the model's name.")),
 )  # fmt: skip
-FLAGS = (*(flag for flag in SERVER if flag.name not in {own.name for own in OWN_FLAGS}), *OWN_FLAGS)
+_ONE = not_here("its requests name no model; python -m predict.server has several.")
+FLAGS = (
+    *(
+        replace(flag, availability=_ONE)
+        if flag.name in ("model_folders", "max_models_bytes")
+        else flag
+        for flag in SERVER
+        if flag.name not in {own.name for own in OWN_FLAGS}
+    ),
+    *OWN_FLAGS,
+)
 
 
 @command()

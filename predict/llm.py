@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from predict.build import build
 from predict.config.adapters import AddonVerbs, Change
 from predict.config.engine import EngineConfig, check_params
+from predict.config.rest import Rest, RestVerbs
 from predict.device import devices
 from predict.device.devices import Device
 from predict.engine.answers import AnswerLoop, News, Tell
@@ -28,6 +29,7 @@ from predict.images.placed import Pictures
 from predict.loading.generation_config import read_recommended
 from predict.ranks.front import RanksRunner
 from predict.request import RequestOutput, SamplingParams
+from predict.resting import ASLEEP
 from predict.sight import prompt_parts
 from predict.system.bounds import prompt_token_ids
 from predict.system.notes import LOG
@@ -70,7 +72,7 @@ def _wake(answers: AnswerLoop | None) -> None:
         answers.wake()
 
 
-class LLM(AddonVerbs[None], VectorVerbs):
+class LLM(AddonVerbs[None], RestVerbs[None], VectorVerbs):
     """Answers prompts with one model.
 
     Raises UserError (a ValueError) before any weight is read when the directory, the flags and the
@@ -92,6 +94,7 @@ class LLM(AddonVerbs[None], VectorVerbs):
         self.config, self.platform, self.spec = parts.config, parts.platform, parts.spec
         self.tokenizer, self.decoder = parts.tokenizer, parts.decoder
         self.addons, self.engine = parts.addons, parts.engine
+        self._resting = parts.resting
         self.answers = AnswerLoop(self.engine, self.platform.make_current)
         self.embedder = Embedder(self.engine, self.platform.backend.take)
         if isinstance(self.engine.runner, RanksRunner):
@@ -161,8 +164,33 @@ class LLM(AddonVerbs[None], VectorVerbs):
             pictures,
         )
 
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the weights are not in their place: then no prompt is answered."""
+        return self._resting.level > 0
+
+    def check_rest(self, rest: Rest) -> None:
+        """Raises UserError for a rest that cannot be now, or of this model."""
+        self._resting.check(rest)
+
+    def rest(self, rest: Rest) -> None:
+        """Does what `rest` says. Raises UserError while answers run; predict.rests waits."""
+        self._resting.check(rest)
+        if rest.mode == "abort":
+            self.answers.abort_all()
+        if not self.answers.is_idle or self.embedder.is_busy:
+            raise UserError(f"{rest.act}: answers run; end them first")
+        while self.engine.step()[0] is not None:
+            pass  # of requests that were aborted
+        try:
+            self._resting.act(rest, self.engine, self.addons)
+        finally:
+            self.answers.refusal = ASLEEP if self.is_sleeping else None
+
     def change(self, change: Change) -> None:
         """Loads or unloads an adapter or a prefix; see AddonVerbs."""
+        if self.is_sleeping:
+            raise UserError(ASLEEP)
         self.addons.change(change)
 
     def _guides(self) -> Guides:

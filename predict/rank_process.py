@@ -1,9 +1,9 @@
 """The process of one rank, which predict.ranks.front starts.
 
-    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE THREADS FRONT RANK
+    python -m predict.rank_process CHANNELS SUMS SETTINGS SIZE FRONT RANK
 
-First the descriptors of memory that the front has made; then how many ranks there are, how many
-threads each has, the id of the front's process, and which rank this is.
+First the descriptors of memory that the front has made; then how many ranks there are, the id of
+the front's process, and which rank this is. What needs no front is done while that checks files.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ from predict.ranks.life import end_with_front
 from predict.ranks.messages import Down
 from predict.ranks.rank import Compared, Rank, ToFront
 from predict.ranks.shared import Channels
+from predict.system import host
 from predict.system.files import parse_json
 from predict.system.notes import LOG
 
 
 def main(words: Sequence[str]) -> None:
     """Loads this rank's part of the model and serves the front, which ends the process."""
-    channels_fd, sums_fd, settings_fd, size, threads, front, number = map(int, words)
+    channels_fd, sums_fd, settings_fd, size, front, number = map(int, words)
     text = os.pread(settings_fd, os.fstat(settings_fd).st_size, 0).decode()
     settings = parse_json(text, "the settings of ranks")
     end_with_front(front, number, settings["rank_timeout"])
     rank = Rank(Channels.open(channels_fd, size), number)
+    cores = host.cores_of_share(number, size, host.node_cores(), os.sched_getaffinity(0))
+    if cores is not None:  # all threads are started later, and all memory is first written by them
+        os.sched_setaffinity(0, cores)
     try:
         config = EngineConfig(**settings)
         from predict.build import Builder
@@ -44,13 +48,14 @@ def main(words: Sequence[str]) -> None:
             devices.activate(devices.choose(device))
         communicator.open_ranks(sums_fd, number, size)
         if on_gpu:
-            gpus.open_gpus(config.model.device, number, size)
+            gpus.open_gpus(config.model.device, number, size, config.model.batch_invariant)
             Answers(rank)
-        library.require().set_num_threads(threads)
+        library.require().set_num_threads(rank.wait_for_start())
         LOG.propagate = False  # what flags and files give reason to say, the front has said
         builder = Builder(config, None, number, rank.got_on)
         if number == 0:  # what all say is said once
             LOG.addHandler(ToFront(rank))
+        host.give_back_library_pages()
         running = builder.running()
         runners = [each for each in (running.runner, running.draft_runner) if each is not None]
         answers = RankAddons(builder.spec, builder.adapters, running.write_prefix).answers

@@ -181,6 +181,12 @@ class SamplingParams(Checked):
         allowed=_LOGPROBS)
     prompt_logprobs: int | None = option(None,
         "Likewise, of the prompt's tokens but the first.", allowed=_LOGPROBS)
+    priority: int = option(0,
+        "Requests of smaller numbers run first, and may take the place of running ones of larger "
+        "ones; of one number, those that came first. See --priority_aging.",
+        allowed=Range(-MAX_INT32, MAX_INT32,
+                      words=f"an integer from -{MAX_INT32} to {MAX_INT32}; 0 is usual"),
+        is_flag=False)
     adapter: str | None = option(None,
         "Name of a loaded adapter, or of a prefix; without, the model, behind a prefix without a "
         "name.",

@@ -59,6 +59,11 @@ _OTHERS = {
     "max_connections": no_effect("connections are taken by Ray Serve's proxy."),
     "allow_adapter_updates": _FIXED,
     "adapter_root": _FIXED,
+    **dict.fromkeys(("enable_sleep_mode", "weights_root"), not_here("replicas do not sleep yet.")),
+    **dict.fromkeys(
+        ("model_folders", "max_models_bytes"), not_here("all replicas have one model.")
+    ),
+    "log_format": not_here("Ray writes the lines.", "json"),
 }
 SERVE_FLAGS = (
     *(replace(flag, availability=_OTHERS.get(flag.name, flag.availability)) for flag in SERVER),

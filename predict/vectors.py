@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from predict.config.engine import EngineConfig
 from predict.engine.addons import Addons
+from predict.engine.answers import AnswerLoop
 from predict.engine.embedding import Embedder, Text, VectorJob
 from predict.engine.retrieval import (
     Ranked,
@@ -81,6 +82,7 @@ class VectorVerbs:
     spec: DecoderSpec
     tokenizer: Tokenizer | None
     addons: Addons
+    answers: AnswerLoop
     embedder: Embedder
 
     def embed(
@@ -205,6 +207,8 @@ class VectorVerbs:
 
     def add_texts(self, texts: Sequence[Text], pooler: Pooler, adapter: str | None) -> VectorJob:
         """Queues texts for `embedder`, whose rounds run between steps. Raises UserError."""
+        if self.answers.refusal is not None:
+            raise UserError(self.answers.refusal)
         found, prefix = self.addons.find(adapter)
         if prefix.num_tokens:
             raise UserError("embed takes no tuned prefix; load the model without prefix_path")

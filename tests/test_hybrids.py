@@ -18,7 +18,10 @@ from predict.device import library
 from predict.engine.step import Choices, StepTokens
 from predict.errors import UserError
 from predict.nn.inputs import StepInputs
+from tests.support import tiny
 from tests.support.adapter_folders import peft_tensors, write_peft
+from tests.support.drafts import draft_always
+from tests.support.gguf_models import convert
 from tests.support.hybrids import (
     CASES,
     FOLDER,
@@ -57,6 +60,31 @@ def test_how_steps_are_cut_changes_nothing(
     llm = LLM(config(case, **changes))
     for _ in range(2):
         assert greedy(llm, PROMPTS) == GOLDEN[case]
+
+
+@pytest.mark.parametrize("method", ["lookahead", "draft_model"])
+def test_drafts_change_no_token(method: str, compiled: library.Library, tmp_path: Path) -> None:
+    """Where some are rejected, what stands is computed again from the state before them."""
+    case = "qwen3_5_text"
+    settings: dict[str, Any] = {"speculate_max_ngram_size": 3}
+    if method == "draft_model":
+        draft = tiny.write(tmp_path / "draft", {"vocab_size": 96, "max_position_embeddings": 512})
+        settings = {"draft_model_name_or_path": str(draft)}
+    llm = LLM(
+        config(
+            case,
+            speculate_method=method,
+            speculate_max_draft_token_num=4,
+            **SMALL_STEPS,
+            **settings,
+        )
+    )
+    draft_always(llm)
+    for _ in range(2):
+        assert greedy(llm, PROMPTS) == GOLDEN[case]
+    stats = llm.stats()
+    assert stats.num_draft_tokens > stats.num_accepted_draft_tokens
+    assert stats.num_prefix_hit_tokens > 0
 
 
 def spoil(tensor: Any, slots: Any) -> None:
@@ -166,7 +194,10 @@ def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.
     [
         ({"device": "gpu"}, "--device gpu|GPU|gpu"),
         ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree 2"),
-        ({"speculate_method": "inference_with_reference"}, "--speculate_method"),
+        (
+            {"speculate_method": "mtp", "draft_model_name_or_path": str(FOLDER)},
+            "--speculate_method mtp",
+        ),
         ({"pooling": "mean"}, "--pooling mean"),
         (
             {"prefix_cache_state_budget": 9, "attention": "reserved"},
@@ -180,12 +211,24 @@ def test_what_it_does_not_run_with_is_refused(changes: dict[str, Any], says: str
         LLM(config("qwen3_next", **changes))
 
 
-LORA = {  # of qwen3_5_text, outputs and inputs
-    "layers.3.self_attn.q_proj": (128, 32),  # queries and gates
-    "layers.3.self_attn.o_proj": (32, 64),
-    "layers.0.mlp.down_proj": (32, 48),
+LORA: dict[str, dict[str, tuple[int, int]]] = {  # outputs and inputs
+    "qwen3_5_text": {
+        "layers.3.self_attn.q_proj": (128, 32),  # queries and gates
+        "layers.3.self_attn.o_proj": (32, 64),
+        "layers.0.mlp.down_proj": (32, 48),
+        "layers.0.linear_attn.in_proj_qkv": (112, 32),
+        "layers.1.linear_attn.in_proj_z": (48, 32),
+        "layers.1.linear_attn.in_proj_b": (2, 32),
+        "layers.2.linear_attn.in_proj_a": (2, 32),
+        "layers.2.linear_attn.out_proj": (32, 48),
+    },
+    "qwen3_next": {
+        "layers.0.linear_attn.in_proj_qkvz": (96, 32),
+        "layers.1.linear_attn.in_proj_ba": (8, 32),
+        "layers.2.linear_attn.out_proj": (32, 32),
+    },
+    "lfm2": {"layers.0.conv.in_proj": (96, 32), "layers.1.conv.out_proj": (32, 32)},
 }
-ON_STATES = {"layers.0.linear_attn.out_proj": (32, 48), "layers.1.linear_attn.in_proj_z": (48, 32)}
 
 
 def lora(folder: Path, sizes: dict[str, tuple[int, int]]) -> str:
@@ -199,32 +242,60 @@ def lora(folder: Path, sizes: dict[str, tuple[int, int]]) -> str:
     return str(write_peft(folder, peft_tensors(pairs)))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("case", "operators"),
+    [
+        ("qwen3_5_text", "reference"),
+        ("qwen3_5_text", "fused"),
+        ("qwen3_next", "fused"),
+        ("lfm2", "fused"),
+    ],
+    indirect=["operators"],
+)
 def test_adapters_of_requests_answer_as_merged_ones(
-    operators: dict[str, Any], tmp_path: Path
+    case: str, operators: dict[str, Any], tmp_path: Path
 ) -> None:
-    path = lora(tmp_path / "lora", LORA)
-    served = LLM(config("qwen3_5_text", lora_modules=(f"a={path}",), **operators))
-    merged = LLM(config("qwen3_5_text", lora_path=path, **operators))
+    path = lora(tmp_path / "lora", LORA[case])
+    served = LLM(config(case, lora_modules=(f"a={path}",), **operators))
+    merged = LLM(config(case, lora_path=path, **operators))
     params = replace(GREEDY, max_new_tokens=6)
     wanted = greedy(merged, PROMPTS[:4], params)
     assert greedy(served, PROMPTS[:4], replace(params, adapter="a")) == wanted
     plain = greedy(served, PROMPTS[:4], params)
-    assert plain == [answer[:6] for answer in GOLDEN["qwen3_5_text"][:4]] != wanted
+    assert plain == [answer[:6] for answer in GOLDEN[case][:4]] != wanted
 
 
-def test_adapters_of_matrices_with_states_are_merged_or_refused(
-    compiled: library.Library, tmp_path: Path
+@pytest.mark.parametrize("case", ["qwen3_next", "qwen3_5_text", "lfm2_biases"])
+def test_an_exported_program_gives_the_same_text_and_logits(
+    case: str, compiled: library.Library, tmp_path: Path
 ) -> None:
-    path = lora(tmp_path / "lora", ON_STATES)
-    with pytest.raises(UserError, match="linear_attn"):
-        LLM(config("qwen3_5_text", lora_modules=(f"a={path}",)))
-    merged = LLM(config("qwen3_5_text", lora_path=path))
-    assert greedy(merged, PROMPTS[:2]) != GOLDEN["qwen3_5_text"][:2]
+    export_model(config(case, inference_model=True), tmp_path / "out")
+    llm = LLM(config(tmp_path / "out", mode="static", **SMALL_STEPS))
+    wanted = LOGITS[f"{case}/logits"]
+    found = last_logits(llm, PROMPTS)
+    np.testing.assert_allclose(found, wanted, atol=LOGIT_TOLERANCE * np.abs(wanted).max(), rtol=0)
+    for _ in range(2):
+        assert greedy(llm, PROMPTS) == GOLDEN[case]
+    assert llm.stats().num_prefix_hit_tokens > 0
 
 
-def test_no_program_is_made_of_it(tmp_path: Path) -> None:
+def test_no_program_is_made_of_plain_operators(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"qwen3_next keeps a state .*--mode static"):
-        export_model(config("qwen3_next"), tmp_path / "out")
+        export_model(config("qwen3_next", inference_model=False), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "case", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"]
+)
+def test_gguf_files_give_the_same_text_and_logits(
+    case: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    """Value heads of a qwen35moe file lie tiled."""
+    llm = LLM(config(convert(FOLDER / case, tmp_path / "x.gguf")))
+    wanted = LOGITS[f"{case}/logits"]
+    found = last_logits(llm, PROMPTS)
+    np.testing.assert_allclose(found, wanted, atol=LOGIT_TOLERANCE * np.abs(wanted).max(), rtol=0)
+    assert greedy(llm, PROMPTS) == GOLDEN[case]
 
 
 def test_no_prefix_comes_while_it_runs(compiled: library.Library, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ void take_rows(Team& team, const PackedRows& rows, const T* x, const Norm& norm,
 // What becomes of a row that a block made: norms and sum.
 template <class T>
 struct RowEnding {
-  const T* source;  // [rows, width]
+  const T* source;  // [rows, width] or null
   T* out;           // [rows, width]
   int64_t width;
   Residual residual;
@@ -72,7 +72,7 @@ struct RowEnding {
   template <class Block>
   RowEnding(const Block& block, const NormWeights& post, const T* summed, T* out_rows,
             int64_t hidden_size)
-      : source(summed),
+      : source(block.residual.source == Source::kNone ? nullptr : summed),
         out(out_rows),
         width(hidden_size),
         residual(block.residual),
@@ -81,7 +81,8 @@ struct RowEnding {
         post_norm_of(block.post_norm_of),
         partial(block.partial) {}
 
-  bool is_plain_sum() const { return !has_post_norm && !partial && residual.is_plain_sum(); }
+  // Whether tiles of the product make it.
+  bool is_of_product() const { return !has_post_norm && !partial && residual.is_of_product(); }
 
   // The sum over ranks of rows [num_rows, width], where they are partial: behind a barrier, and
   // with one at its end.
@@ -94,6 +95,10 @@ struct RowEnding {
   // values: [width], changed.
   void complete(int64_t row, float* values) const;
 };
+
+// A tile's products plus rows [.., stride] that are beside it.
+template <class T>
+void add_to_tile(const Tile& tile, const T* rows, int64_t stride);
 
 // A block's output of its last product's tiles: bias, norms and sum. Of what a block only sums, it
 // is made of the tiles; else once the rows are whole.
@@ -112,7 +117,7 @@ struct Ending {
       : bias(static_cast<const T*>(product_bias)),
         num_rows(num_rows),
         rows(block, post, hidden, out, hidden_size) {
-    if (rows.is_plain_sum()) return;
+    if (rows.is_of_product()) return;
     made = scratch.take<float>(num_rows * hidden_size);
     if (block.residual.source == Source::kNormed) {
       rows.source = kept = scratch.take<T>(num_rows * hidden_size);

@@ -197,6 +197,17 @@ void store_tile(const Tile& tile, const T* bias, const Out* residual, Out* out, 
   }
 }
 
+template <class T>
+void add_to_tile(const Tile& tile, const T* rows, int64_t stride) {
+  for (int64_t i = 0; i < tile.num_rows; ++i) {
+    const T* from = rows + (tile.row + i) * stride + tile.column;
+    float* to = tile.products + i * kPanel;
+    for_lanes(tile.num_columns, [&](int64_t j, auto n) REGATTA_LAMBDA_INLINE {
+      store_n(to + j, load_n(to + j, n) + load_n(from + j, n), n);
+    });
+  }
+}
+
 template <Function kFunction, class T>
 void activate_tile_by(const Activation& of, const PackedRows& rows, const Tile& tile, const T* bias,
                       int64_t up_offset, float* kept) {
@@ -246,7 +257,7 @@ void RowEnding<T>::complete(int64_t row, float* values) const {
   }
   const T* from = source + row * width;
   const Vec in_scale = set1(residual.input_scale), out_scale = set1(residual.output_scale);
-  for (int64_t i = 0; i < width; i += Vec::kLanes) {
+  for (int64_t i = 0; source && i < width; i += Vec::kLanes) {
     const int n = lanes_left(width - i);
     store_n(values + i, fma(load_n(values + i, n), out_scale, load_n(from + i, n) * in_scale), n);
   }
@@ -371,6 +382,7 @@ void Addend<T>::add_page(const float* sums, const T* b, int64_t count, float* va
   template void pack_row(const PackedRows&, int64_t, const T*);                                \
   template void pack_rows(Team&, const PackedRows&, const T*, int64_t);                        \
   template void store_tile(const Tile&, const T*, const T*, T*, int64_t);                      \
+  template void add_to_tile(const Tile&, const T*, int64_t);                                   \
   template void activate_tile(const Activation&, const PackedRows&, const Tile&, const T*,     \
                               int64_t, float*);                                                \
   template void take_rows(Team&, const PackedRows&, const T*, const Norm&, const NormWeights&, \

@@ -98,7 +98,7 @@ Handed Walk::hands(const BlockView& block, int64_t rows, bool ends_in_product) c
   const DType dtype = block.params.dtype;
   if (next.parallel || next.routes || !next.norm.is_there) return Handed::kNothing;
   if (!ends_in_product) return Handed::kNormed;
-  if (!next.norm.is_plain_rms() || next.residual.source == Source::kNormed) {
+  if (!next.norm.is_plain_rms() || next.residual.source == Source::kNormed || next.shares_norm) {
     return Handed::kNothing;
   }
   if (is_folded(next.first)) return norms_ahead(rows) ? Handed::kNothing : Handed::kSumsq;
@@ -119,7 +119,7 @@ Status Walk::take_norm(Product& first, const BlockView& block, const void* input
     first.x = shared.normed;
     return {};
   }
-  const bool plain = block.norm.is_plain_rms() && block.residual.source == Source::kInput;
+  const bool plain = block.norm.is_plain_rms() && block.residual.source != Source::kNormed;
   if (!plain || (folded && norms_ahead(first.num_rows))) {
     first.x = shared.normed;
     return norm_rows(block, input, first.num_rows, first.in_features, folded);
@@ -145,6 +145,12 @@ Status Walk::take_norm(Product& first, const BlockView& block, const void* input
   p.columns = gemm_sumsq_columns(first.num_rows);
   p.dtype = dtype;
   return row_sumsq(p, launch.stream);
+}
+
+Status Walk::take_shared_norm(const BlockView& block) {
+  if (handed_ == Handed::kNormed) return {};
+  const BlockParams& p = block.params;
+  return norm_rows(block, p.hidden, p.num_tokens, p.hidden_size, false);
 }
 
 Status Walk::norm_rows(const BlockView& block, const void* input, int64_t rows, int64_t width,
@@ -229,17 +235,20 @@ Status Walk::keep_wanted(const BlockParams& block, bool some) {
 }
 
 Status Walk::end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
-                       const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank) {
+                       const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank,
+                       const void* part) {
   const DType dtype = block.params.dtype;
+  const void* const added = block.ends_in_product() ? source : part;
   if (rows.ids != nullptr) {
     Adding adding;
     REGATTA_RETURN_IF_ERROR(adding_to(last, low_rank, rows, which, {last.out_features}, last.x,
                                       nullptr, dtype, &adding));
-    REGATTA_RETURN_IF_ERROR(add_ahead(last, adding, block.ends_in_product() ? source : nullptr));
+    REGATTA_RETURN_IF_ERROR(add_ahead(last, adding, added));
+  } else {
+    last.residual = added;
   }
   handed_ = hands_norm ? hands(block, last.num_rows, block.ends_in_product()) : Handed::kNothing;
   if (block.ends_in_product()) {
-    if (rows.ids == nullptr) last.residual = source;
     if (handed_ == Handed::kSumsq || handed_ == Handed::kScaled) last.sumsq_out = shared.sumsq;
     if (handed_ == Handed::kScaled) {
       last.scaled_out = shared.normed;
@@ -252,6 +261,26 @@ Status Walk::end_block(Product& last, const BlockView& block, const void* source
   void* const out = std::exchange(last.out, shared.made);
   REGATTA_RETURN_IF_ERROR(multiply(last, dtype));
   return sum(p, block, source, out, last.num_rows, last.out_features);
+}
+
+Status Walk::end_rows(Product last, const BlockView& block, void* some) {
+  const BlockParams& p = block.params;
+  const bool has_some = p.rows != nullptr && limits.rows != StepRows::kAll;
+  const bool lasts = has_some && limits.rows == StepRows::kLast;
+  const void* source = source_of(block);
+  REGATTA_RETURN_IF_ERROR(keep_wanted(p, has_some));
+  const auto gather = [&](const void* from, void* to, int64_t width) {
+    return gather_rows({p.rows, from, to, p.num_rows, p.num_tokens, width, p.dtype}, launch);
+  };
+  if (lasts) {
+    REGATTA_RETURN_IF_ERROR(gather(last.x, some, last.in_features));
+    REGATTA_RETURN_IF_ERROR(gather(source, shared.some, p.hidden_size));
+    last.x = some, last.num_rows = p.num_rows, source = shared.some;
+  } else if (has_some) {
+    last.out = shared.some;
+  }
+  REGATTA_RETURN_IF_ERROR(end_block(last, block, source, !has_some, {}, Adapted::kOut, {}));
+  return has_some && !lasts ? gather(shared.some, p.hidden_out, p.hidden_size) : Status();
 }
 
 Status Walk::sum(SumNormParams& p, const BlockView& block, const void* source, void* out,

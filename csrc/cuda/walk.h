@@ -29,14 +29,15 @@ struct BlockView {
   const Norm& post_norm;
   Placement post_norm_of;
   const Residual& residual;
-  SchemeId first, last;   // of its products
-  bool parallel = false;  // its norm reads what the block ahead read
-  bool routes = false;    // a launch of its own norms, and its parts are summed behind the last
-  bool partial = false;   // what it makes is summed over ranks ahead of all that follows
+  SchemeId first, last;      // of its products
+  bool parallel = false;     // its norm reads what the block ahead read
+  bool routes = false;       // a launch of its own norms, and its parts are summed behind the last
+  bool partial = false;      // what it makes is summed over ranks ahead of all that follows
+  bool shares_norm = false;  // several products read its norm: it lies in SharedScratch::normed
 
   // Whether its last product's epilogue makes its output.
   bool ends_in_product() const {
-    return !routes && !partial && !post_norm.is_there && residual.is_plain_sum();
+    return !routes && !partial && !post_norm.is_there && residual.is_of_product();
   }
 };
 
@@ -149,9 +150,17 @@ class Walk {
 
   Status run();
 
-  // The rows of a block's residual.
+  // The rows of a block's residual; null: there are none.
   const void* source_of(const BlockView& block) const {
-    return block.residual.source == Source::kNormed ? shared.normed.data() : block.params.hidden;
+    switch (block.residual.source) {
+      case Source::kInput:
+        return block.params.hidden;
+      case Source::kNormed:
+        return shared.normed;
+      case Source::kNone:
+        break;
+    }
+    return nullptr;
   }
 
   // What a block of these rows hands to the next from now on.
@@ -161,6 +170,8 @@ class Walk {
 
   // Gives a block's first product its rows, `input` behind the norm.
   Status take_norm(Product& first, const BlockView& block, const void* input);
+  // What several first products of a block read -> shared.normed, unless it is there.
+  Status take_shared_norm(const BlockView& block);
   // A block's input -> shared.normed. folded: the norm's weight is in the product's.
   Status norm_rows(const BlockView& block, const void* input, int64_t rows, int64_t width,
                    bool folded);
@@ -198,9 +209,14 @@ class Walk {
   }
 
   // Runs a block's last product, whose `out` is the block's output, and what follows it. source:
-  // the residual's rows. hands_norm: whether the next block may have its norm from here.
+  // the residual's rows. hands_norm: whether the next block may have its norm from here. part: rows
+  // that are added to the product ahead of the sum over ranks, or null.
   Status end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
-                   const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank);
+                   const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank,
+                   const void* part = nullptr);
+  // The same of a block whose linears adapters do not change, where some rows may be the output:
+  // last.x has all. some: [L, last.in_features], where the output is the spans' last rows.
+  Status end_rows(Product last, const BlockView& block, void* some);
   // Makes a block's output `out` of p.made, and what is handed of the next block's norm.
   Status sum(SumNormParams& p, const BlockView& block, const void* source, void* out, int64_t rows,
              int64_t width);

@@ -38,9 +38,26 @@ int result_of(cudaError_t error, const char* what) {
 
 #define REGATTA_RESULT(call) result_of((call), #call)
 
+namespace {
+
+// How a device reaches another's memory: 0 not at all, 1 over PCIe, 2 over NVLink, where it can
+// make atomic operations there.
+int link_of(int device, int other) {
+  int possible = device == other, atomics = possible;
+  if (device != other && (cudaDeviceCanAccessPeer(&possible, device, other) != cudaSuccess ||
+                          cudaDeviceGetP2PAttribute(&atomics, cudaDevP2PAttrNativeAtomicSupported,
+                                                    device, other) != cudaSuccess)) {
+    cudaGetLastError();
+    possible = 0;
+  }
+  return possible ? 1 + (atomics != 0) : 0;
+}
+
+}  // namespace
+
 // {"abi", "cuda": compiled for, "driver": newest CUDA that the driver serves (12040 is 12.4, 0
 // without a driver), "error": why there are no devices, "devices": [{"name", "capability",
-// "total_bytes", "num_multiprocessors"}]}
+// "total_bytes", "num_multiprocessors", "links": to each device, see link_of()}]}
 REGATTA_EXPORT const char* regatta_device_info() {
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
@@ -53,7 +70,12 @@ REGATTA_EXPORT const char* regatta_device_info() {
     text += (i ? ", " : "") + ("{\"name\": " + quoted(properties.name)) + ", \"capability\": [" +
             std::to_string(properties.major) + ", " + std::to_string(properties.minor) +
             "], \"total_bytes\": " + std::to_string(properties.totalGlobalMem) +
-            ", \"num_multiprocessors\": " + std::to_string(properties.multiProcessorCount) + "}";
+            ", \"num_multiprocessors\": " + std::to_string(properties.multiProcessorCount) +
+            ", \"links\": [";
+    for (int j = 0; j < device::num_devices(); ++j) {
+      text += (j ? ", " : "") + std::to_string(link_of(i, j));
+    }
+    text += "]}";
   }
   return keep(text + "]}");
 }

@@ -25,15 +25,21 @@ inline Status norm_of_input(const BlockParams& p, const Norm& norm, void* out, v
   return cpu::norm(params);
 }
 
-// out [T, out_features] = x [T, in_features] times a linear.
+// out [T, out_features] = x [T, in_features] times a linear, and what adapters add. second: outputs
+// of the second of two parts that adapters change apart, behind those of the first; 0: there is
+// one.
 inline Status product_of(const BlockParams& p, const LinearWeights& weights, SchemeId scheme,
-                         const void* x, int64_t in_features, int64_t out_features, void* out) {
+                         const void* x, int64_t in_features, int64_t out_features, void* out,
+                         Adapted which, int64_t second = 0) {
   LinearParams params = {};
   params.x = x, params.weight = weights.tensors;
   params.num_weights = scheme_info(scheme).num_tensors, params.bias = weights.bias;
   params.out = out, params.num_tokens = p.num_tokens;
   params.in_features = in_features, params.out_features = out_features;
-  params.dtype = p.dtype, params.scheme = scheme, params.part_sizes[0] = out_features;
+  params.dtype = p.dtype, params.scheme = scheme;
+  params.part_sizes[0] = out_features - second, params.part_sizes[1] = second;
+  params.which = which, params.low_rank = weights.low_rank;
+  if (weights.low_rank.a != nullptr) params.adapters = p.adapters;
   return cpu::linear(params);
 }
 

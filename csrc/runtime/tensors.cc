@@ -103,11 +103,14 @@ PagedCache Tensors::cache(KvFormat format, int64_t num_kv_heads, int64_t head_di
   return cache;
 }
 
-float* Tensors::state(const char* name, const std::vector<int64_t>& shape) {
+float* Tensors::state(const char* name, const std::vector<int64_t>& shape, DType* dtype) {
   const TensorView& view = *take(caches_, name, 1);
   std::vector<int64_t> whole = {num_slots_};
   whole.insert(whole.end(), shape.begin(), shape.end());
-  check(runtime::check(view, name, DType::kFloat32, whole));
+  const bool halves = dtype != nullptr && !on_cpu_ && view.dtype == DType::kBFloat16;
+  const DType stored = halves ? DType::kBFloat16 : DType::kFloat32;
+  if (dtype != nullptr) *dtype = stored;
+  check(runtime::check(view, name, stored, whole));
   if (view.rank > 0) num_slots_ = view.shape[0];
   return static_cast<float*>(const_cast<void*>(view.data));
 }

@@ -64,8 +64,9 @@ class Tensors {
     return view;
   }
   PagedCache cache(KvFormat format, int64_t num_kv_heads, int64_t head_dim);
-  // A state [slots, ...] in float32, of `shape` for each request.
-  float* state(const char* name, const std::vector<int64_t>& shape);
+  // A state [slots, ...] of `shape` for each request, in float32; where dtype is not null and on
+  // GPUs in bfloat16, too, which dtype says.
+  float* state(const char* name, const std::vector<int64_t>& shape, DType* dtype = nullptr);
   // Slots of all states; below 0 without.
   int64_t num_slots() const { return num_slots_; }
   PagedCache latent_cache(KvFormat format, int64_t rank, int64_t tail);

@@ -135,6 +135,11 @@ class AdapterPool:
         if adapter in self._idle:
             self._evict(adapter)
 
+    def forget_idle(self) -> None:
+        """Frees the pages of all idle adapters: their content is gone."""
+        for adapter in list(self._idle):
+            self._evict(adapter)
+
     def check(self, held: Mapping[ServedAdapter, int]) -> None:
         """Raises RuntimeError unless each page has one place, and holders are `held`."""
         pages = [*self._free, *itertools.chain.from_iterable(self._pages.values())]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from predict.errors import UserError, one_of
 from predict.loading.model import read_spec
 from predict.nn.kinds.attention import AttentionBlock
+from predict.nn.kinds.delta_net import DeltaNetBlock
 from predict.nn.kinds.experts import ExpertBlock
 from predict.nn.spec import DecoderSpec
 
@@ -27,6 +28,7 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "qwen3_5_text": "qwen35",
 }
 # Type of a layer's matrices -> the LM head's, and that of an embedding of its own.
 TYPES = {
@@ -36,6 +38,7 @@ TYPES = {
     "Q8_0": ("Q8_0", "BF16"),
     "Q4_0": ("Q8_0", "BF16"),
 }
+DECAYS = ".ssm_a"  # a tensor's ending: numbers below 0
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 
 
@@ -65,6 +68,15 @@ def write_gguf(path: Path, spec: DecoderSpec, layer_type: str) -> None:
         writer.add_sliding_window(windows[0].window)
         writer.add_sliding_window_pattern([block.window > 0 for block in attention])
         writer.add_rope_freq_base_swa(spec.ropes[windows[0].positions.table].theta)
+    if delta := next(spec.blocks_of(DeltaNetBlock), None):
+        writer.add_ssm_conv_kernel(delta.conv_width)
+        writer.add_ssm_state_size(delta.key_dim)
+        writer.add_ssm_group_count(delta.num_key_heads)
+        writer.add_ssm_time_step_rank(delta.num_value_heads)
+        writer.add_ssm_inner_size(delta.value_size)
+        has_state = [bool(states) for states in spec.states]
+        writer.add_array(f"{writer.arch}.attention.recurrent_layers", has_state)
+        writer.add_rope_dimension_sections([spec.rotary_dims[0] // 2, 0, 0, 0])  # of a text
     if experts is not None:
         writer.add_expert_count(experts.router.num_experts)
         writer.add_expert_used_count(experts.router.top_k)
@@ -77,7 +89,7 @@ def write_gguf(path: Path, spec: DecoderSpec, layer_type: str) -> None:
     patterns: dict[tuple[int, str], npt.NDArray[Any]] = {}
     stored = []
     for name, shape, kind in tensors(spec, layer_type):
-        pattern = _pattern(shape, kind, patterns)
+        pattern = _pattern(shape, kind, patterns) * (-1 if name.endswith(DECAYS) else 1)
         sizes = (*shape[:-1], pattern.shape[1])
         raw = None if kind in ("F32", "F16") else gguf.GGMLQuantizationType[kind]
         num_bytes = math.prod(sizes) * pattern.itemsize
@@ -101,7 +113,6 @@ def tensors(spec: DecoderSpec, layer_type: str) -> Iterator[tuple[str, tuple[int
     """(name, shape with the inner dimension last, type) of every tensor."""
     hidden, experts, attention = spec.hidden_size, _experts_of(spec), _attention_of(spec)[0]
     head_type, dense_type = TYPES[layer_type]
-    queries, keys = (heads * spec.head_dim for heads in (spec.num_heads, spec.num_kv_heads))
     table = (spec.vocab_size, hidden)
     if spec.tie_word_embeddings:
         yield "token_embd.weight", table, head_type
@@ -111,21 +122,16 @@ def tensors(spec: DecoderSpec, layer_type: str) -> Iterator[tuple[str, tuple[int
     yield "output_norm.weight", (hidden,), "F32"
     if spec.ropes[0].method == "llama3":
         yield "rope_freqs.weight", (spec.rotary_dims[0] // 2,), "F32"
-    for layer in range(spec.num_layers):
+    behind = "post_attention_norm" if any(spec.states) else "ffn_norm"
+    deltas = spec.blocks_of(DeltaNetBlock)
+    for layer, states in enumerate(spec.states):
         start = f"blk.{layer}"
         yield f"{start}.attn_norm.weight", (hidden,), "F32"
-        yield f"{start}.ffn_norm.weight", (hidden,), "F32"
-        for name, size in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
-            yield f"{start}.{name}.weight", (size, hidden), layer_type
-            if attention.qkv_bias:
-                yield f"{start}.{name}.bias", (size,), "F32"
-        if attention.qk_norm:
-            yield f"{start}.attn_q_norm.weight", (spec.head_dim,), "F32"
-            yield f"{start}.attn_k_norm.weight", (spec.head_dim,), "F32"
-        yield f"{start}.attn_output.weight", (hidden, queries), layer_type
-        if attention.post_norm:
-            yield f"{start}.post_attention_norm.weight", (hidden,), "F32"
-            yield f"{start}.post_ffw_norm.weight", (hidden,), "F32"
+        yield f"{start}.{behind}.weight", (hidden,), "F32"
+        if states:
+            yield from _delta_net(next(deltas), start, hidden, layer_type)
+        else:
+            yield from _attention(attention, start, hidden, layer_type)
         count: tuple[int, ...] = ()
         inner, ending = spec.intermediate_size, ""
         if experts is not None:
@@ -134,6 +140,38 @@ def tensors(spec: DecoderSpec, layer_type: str) -> Iterator[tuple[str, tuple[int
         yield f"{start}.ffn_gate{ending}.weight", (*count, inner, hidden), layer_type
         yield f"{start}.ffn_up{ending}.weight", (*count, inner, hidden), layer_type
         yield f"{start}.ffn_down{ending}.weight", (*count, hidden, inner), layer_type
+
+
+def _attention(
+    block: AttentionBlock, start: str, hidden: int, layer_type: str
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    queries, keys, _ = block.slot_sizes
+    for name, size in (("attn_q", queries), ("attn_k", keys), ("attn_v", keys)):
+        yield f"{start}.{name}.weight", (size, hidden), layer_type
+        if block.qkv_bias:
+            yield f"{start}.{name}.bias", (size,), "F32"
+    if block.qk_norm:
+        yield f"{start}.attn_q_norm.weight", (block.head_dim,), "F32"
+        yield f"{start}.attn_k_norm.weight", (block.head_dim,), "F32"
+    yield f"{start}.attn_output.weight", (hidden, block.q_size), layer_type
+    if block.post_norm:
+        yield f"{start}.post_attention_norm.weight", (hidden,), "F32"
+        yield f"{start}.post_ffw_norm.weight", (hidden,), "F32"
+
+
+def _delta_net(
+    block: DeltaNetBlock, start: str, hidden: int, layer_type: str
+) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    heads = block.num_value_heads
+    yield f"{start}.attn_qkv.weight", (block.conv_size, hidden), layer_type
+    yield f"{start}.attn_gate.weight", (block.value_size, hidden), layer_type
+    for name in ("ssm_alpha", "ssm_beta"):
+        yield f"{start}.{name}.weight", (heads, hidden), TYPES[layer_type][0]
+    yield f"{start}.ssm_conv1d.weight", (block.conv_size, block.conv_width), "F32"
+    yield f"{start}{DECAYS}", (heads,), "F32"
+    yield f"{start}.ssm_dt.bias", (heads,), "F32"
+    yield f"{start}.ssm_norm.weight", (block.value_dim,), "F32"
+    yield f"{start}.ssm_out.weight", (hidden, block.value_size), layer_type
 
 
 def _attention_of(spec: DecoderSpec) -> list[AttentionBlock]:

@@ -38,6 +38,10 @@ class CacheConfig(Checked):
         "Bytes for states that prompts leave behind, of models whose layers keep one beside the KV "
         "cache; when not given, 64 states where memory allows. See docs/hybrid_models.md.",
         allowed=Range(0, 1 << 50))
+    mamba_ssm_cache_dtype: str = option("auto",
+        "Dtype of the states that layers keep of each request beside the KV cache: auto (float32), "
+        "float32, or on GPUs bfloat16. See docs/hybrid_models.md.",
+        allowed=("auto", "float32", "bfloat16"))
     num_cache_blocks: int | None = option(None,
         "Blocks of the KV cache; when not given, what the batch needs or the memory holds.",
         allowed=Range(1, MAX_INT32))  # block tables hold int32
@@ -53,6 +57,11 @@ class CacheConfig(Checked):
     def reserve_full(self) -> bool:
         """Whether a sequence takes its whole cache at admission (neither block nor append)."""
         return self.attention == "reserved"
+
+    @property
+    def state_dtype(self) -> str:
+        """The dtype of states that may be rounded."""
+        return "float32" if self.mamba_ssm_cache_dtype == "auto" else self.mamba_ssm_cache_dtype
 
     @property
     def shares_prefixes(self) -> bool:

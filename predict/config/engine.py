@@ -18,7 +18,7 @@ from predict.config.model import ModelConfig
 from predict.config.quantization import QuantizationConfig
 from predict.config.ranks import RanksConfig
 from predict.config.scheduling import DEFAULT_MAX_LENGTH, SchedulingConfig
-from predict.config.speculation import STATES, SpeculationConfig
+from predict.config.speculation import SpeculationConfig
 from predict.errors import UserError
 from predict.names import hint, nearest
 from predict.request import SAMPLING_KEYS, SamplingParams
@@ -159,32 +159,11 @@ def _check_ranks(config: EngineConfig) -> None:
             f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
             "or leave --tensor_parallel_degree out"
         )
-    if kind == "gpu":
-        _check_gpu_ranks(config, named)
-    method = config.speculation.speculate_method
-    if method in STATES and config.model.mode == "static":
+    if kind == "gpu" and config.model.mode == "static":
         raise UserError(
-            f"{named} does not go with --speculate_method {method} and --mode static together; "
-            "leave one of the three out"
+            f"{named} with --device gpu does not go with --mode static yet; leave it out, or give "
+            "--device cpu"
         )
-
-
-def _check_gpu_ranks(config: EngineConfig, named: str) -> None:
-    """Raises UserError for what ranks on GPUs do not do yet."""
-    method = config.speculation.speculate_method
-    refused = {
-        "--mode static": config.model.mode == "static",
-        f"--expert_parallel_degree {config.ranks.expert_parallel_degree}": (
-            config.ranks.has_whole_experts
-        ),
-        f"--speculate_method {method}": method == "draft_model" or method in STATES,
-    }
-    for what, is_given in refused.items():
-        if is_given:
-            raise UserError(
-                f"{named} with --device gpu does not go with {what} yet; leave it out, or give "
-                "--device cpu"
-            )
 
 
 def check_params(params: SamplingParams, config: EngineConfig) -> None:

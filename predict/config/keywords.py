@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     block_size: int
     prefix_caching: bool
     prefix_cache_state_budget: int | None
+    mamba_ssm_cache_dtype: str
     num_cache_blocks: int | None
     gpu_memory_utilization: float
     cachekv_int8_type: str | None
@@ -37,6 +38,7 @@ class Settings(TypedDict, total=False):
     src_length: int
     max_length: int | None
     max_num_batched_tokens: int | None
+    priority_aging: float
     chunked_prefill: bool
     quant_type: str | None
     weightonly_group_size: int

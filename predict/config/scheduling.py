@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from predict.system.options import Checked, option
-from predict.system.ranges import BATCH, LENGTH, MAX_LENGTH, Range
+from predict.system.ranges import BATCH, LENGTH, MAX_LENGTH, SECONDS, Range
 
 DEFAULT_MAX_LENGTH = 2048
 CPU_TOKEN_BUDGET, GPU_TOKEN_BUDGET = 512, 8192
@@ -29,6 +29,10 @@ class SchedulingConfig(Checked):
     max_num_batched_tokens: int | None = option(None,
         "Tokens computed per step; when not given, 512 on the CPU and 8192 on a GPU.",
         allowed=LENGTH)
+    priority_aging: float = option(60.0,
+        "Seconds of waiting that make up for one of a request's priority: with 60, a request of "
+        "priority 1 goes before one of priority 0 that comes a minute later.",
+        allowed=SECONDS)
     chunked_prefill: bool = option(True,
         "Split long prompts over several steps, so that decoding neighbours do not wait.",
         group="Operators and cache")

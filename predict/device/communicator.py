@@ -6,6 +6,7 @@ The operators sum_ranks and gather_ranks of predict.ops do the same with tensors
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from predict.device import library
 # By the type of an array, its DType in csrc/include/regatta/types.h.
 _TYPES = {"float32": 0, "bfloat16": 1, "uint16": 1, "float16": 2}
 HANDLE_BYTES = 64  # of cudaIpcMemHandle_t
+NCCL_ID_BYTES = 128  # of ncclUniqueId
 
 
 def num_bytes(size: int) -> int:
@@ -39,10 +41,11 @@ def close_ranks() -> None:
     library.require().handle.regatta_communicator_close()
 
 
-def open_gpus(gpus: Sequence[int], rank: int) -> None:
+def open_gpus(gpus: Sequence[int], rank: int, links: int) -> None:
     """Lets this rank's GPU, which is gpus[rank], and the other ranks' write into each other.
 
-    All ranks call it, behind open_ranks; the library is the one for GPUs. Raises LibraryError.
+    All ranks call it, behind open_ranks; the library is the one for GPUs. links: the slowest
+    between two of them, a number of predict.device.devices.LINKS, not 0. Raises LibraryError.
     """
     handle, size = library.require().handle, len(gpus)
     own = np.zeros(HANDLE_BYTES, np.uint8)
@@ -52,9 +55,37 @@ def open_gpus(gpus: Sequence[int], rank: int) -> None:
     ends.restype = ctypes.c_void_p
     numbers = np.array(gpus, np.int32)
     words = (_address(every), _address(numbers), ctypes.c_int(rank), ctypes.c_void_p(ends()))
-    _call("open", *words, of="gpu_ranks")
+    _call("open", *words, ctypes.c_int(links), of="gpu_ranks")
     gather_ranks(own, size)  # all are open
     _call("check", of="gpu_ranks")
+
+
+def wants_nccl(size: int, links: int) -> bool:
+    """Whether NCCL is the choice for sums of some size: csrc/cuda/ranks/select.h."""
+    function = library.require().handle.regatta_gpu_ranks_want_nccl
+    return bool(function(ctypes.c_int(size), ctypes.c_int(links)))
+
+
+def open_nccl(path: str, gpu: int, rank: int, size: int, alone: bool) -> None:
+    """Makes this rank's GPU one of NCCL's. All ranks call it, behind open_ranks.
+
+    alone: no rank reaches another's memory. Raises LibraryError, on all ranks where one has none.
+    """
+    error = ""
+    try:
+        _call("find", ctypes.c_char_p(os.fsencode(path)), of="gpu_nccl")
+    except library.LibraryError as raised:
+        error = str(raised)
+    if (missing := np.flatnonzero(gather_ranks(np.array([bool(error)]), size))).size:
+        raise library.LibraryError(error or f"rank {missing[0]} has no NCCL")
+    own = np.zeros(NCCL_ID_BYTES, np.uint8)
+    if rank == 0:
+        _call("id", _address(own), of="gpu_nccl")
+    first = np.ascontiguousarray(gather_ranks(own, size)[0])
+    words = map(ctypes.c_int, (gpu, rank, size))
+    _call("open", *words, _address(first), of="gpu_nccl")
+    if alone:
+        _call("by_nccl", ctypes.c_int(gpu), ctypes.c_int(size), of="gpu_ranks")
 
 
 def sum_ranks(values: npt.NDArray[Any]) -> None:

@@ -30,6 +30,8 @@ from predict.system import host
 CUDA_LIBRARY_NAME = "libregatta_cuda.so"
 PLUGIN_NAME = "libpaddle_custom_nvgpu.so"
 KERNELS_NAME = "libregatta_kernels.so"  # what Paddle itself lacks there; the plugin loads it
+NCCL_NAME = "libnccl.so.2"
+LINKS = ("nothing", "PCIe", "NVLink")  # between two GPUs: Links in csrc/cuda/ranks/select.h
 PLUGIN_FOLDER = library.LIBRARY_DIR / "plugin"  # Paddle loads every library in this folder
 PLUGIN_TYPE = "nvgpu"  # as csrc/device/plugin.cc registers it
 NAME = re.compile(r"([A-Za-z]\w{0,31})(?::([0-9]{1,4}))?", re.ASCII)
@@ -112,6 +114,11 @@ class DriverInfo:
     driver: int  # the newest one that the driver serves, 0 without a driver
     error: str  # why there are no GPUs, or ""
     gpus: tuple[Gpu, ...]
+    links: tuple[tuple[int, ...], ...] = ()  # numbers of LINKS: how each GPU reaches each
+
+    def slowest_link(self, gpus: Sequence[int]) -> int:
+        """The number in LINKS of the slowest between two of these GPUs."""
+        return min((self.links[a][b] for a in gpus for b in gpus if a != b), default=2)
 
 
 @dataclass(frozen=True)
@@ -226,7 +233,8 @@ def driver_info() -> DriverInfo:
         Gpu(gpu["name"], tuple(gpu["capability"]), gpu["total_bytes"], gpu["num_multiprocessors"])
         for gpu in report["devices"]
     )
-    return DriverInfo(report["cuda"], report["driver"], report["error"], gpus)
+    links = tuple(tuple(gpu["links"]) for gpu in report["devices"])
+    return DriverInfo(report["cuda"], report["driver"], report["error"], gpus, links)
 
 
 def runs_on(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -436,6 +444,14 @@ def blas_folder() -> Path | None:
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     folders += [Path(home, "lib64") for home in (*homes, "/usr/local/cuda")]
     return next((path for path in folders if any(path.glob("libcublasLt.so.*"))), None)
+
+
+def nccl_path() -> str:
+    """NCCL, for sums over ranks on GPUs: of the PyPI package nvidia-nccl-cu13, or the linker's."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec.submodule_search_locations or ())] if spec else []
+    found = (root / "nccl" / "lib" / NCCL_NAME for root in roots)
+    return str(next((path for path in found if path.is_file()), NCCL_NAME))
 
 
 def activate(device: Device) -> None:

@@ -56,6 +56,7 @@ class Addons:
         self._scheduler, self._write_prefix = scheduler, write_prefix
         self.adapters = adapters
         self.prefixes: dict[str, ServedPrefix] = {}  # "": that of requests without a name
+        self._stored: dict[str, StoredPrefix] = {}  # their values, for `write_again`
 
     @staticmethod
     def read_prefixes(config: EngineConfig, spec: DecoderSpec) -> dict[str, StoredPrefix]:
@@ -127,6 +128,7 @@ class Addons:
             if not name or name not in self.prefixes:
                 raise unknown(name, [each for each in self.prefixes if each], "prefix")
             self._scheduler.unpin_prefix(self.prefixes.pop(name))
+            del self._stored[name]
             return
         check_adapter_name(name)
         if name in self.names:
@@ -137,17 +139,25 @@ class Addons:
 
     def serve(self, name: str, stored: StoredPrefix, is_late: bool = False) -> None:
         """Writes a prefix into pinned blocks; is_late: see Scheduler.pin_prefix."""
-        block_size = self._config.cache.block_size
         prefix = self._scheduler.pin_prefix(name, stored.num_tokens, is_late)
-        blocks = np.array(prefix.all_block_ids, np.int32)
-        slots = blocks[:, None] * block_size + np.arange(block_size, dtype=np.int32)
         try:
-            rows = slots.reshape(-1)[: stored.num_tokens].astype(np.int32)
-            self._write_prefix(stored.values, rows)
+            self._write(prefix, stored)
         except BaseException:
             self._scheduler.unpin_prefix(prefix)
             raise
-        self.prefixes[name] = prefix
+        self.prefixes[name], self._stored[name] = prefix, stored
+
+    def write_again(self) -> None:
+        """Writes all prefixes into the cache, whose memory is another one."""
+        for name, prefix in self.prefixes.items():
+            self._write(prefix, self._stored[name])
+
+    def _write(self, prefix: ServedPrefix, stored: StoredPrefix) -> None:
+        block_size = self._config.cache.block_size
+        blocks = np.array(prefix.all_block_ids, np.int32)
+        slots = blocks[:, None] * block_size + np.arange(block_size, dtype=np.int32)
+        rows = slots.reshape(-1)[: stored.num_tokens].astype(np.int32)
+        self._write_prefix(stored.values, rows)
 
 
 def _read(path: Path, config: EngineConfig, spec: DecoderSpec) -> StoredPrefix:

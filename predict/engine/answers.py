@@ -8,6 +8,7 @@ a socket.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -16,7 +17,7 @@ from predict.engine.failures import explained
 from predict.engine.request_state import Request
 from predict.engine.samples import Samples, StreamOutput
 from predict.engine.scheduled import ScheduledBatch
-from predict.errors import EngineError
+from predict.errors import EngineError, UserError
 from predict.request import RequestOutput
 
 
@@ -51,18 +52,51 @@ class AnswerLoop:
         self._compiling: dict[Samples, Tell] = {}
         self._by_request: dict[int, Samples] = {}  # the live ones
         self._num_streamed = 0  # of the live ones
+        self._held: list[tuple[Sequence[Samples], Tell]] | None = None  # see `hold`
         self.wake: Callable[[], None] = lambda: None
+        self.refusal: str | None = None  # why nothing can be added now
 
     @property
     def is_busy(self) -> bool:
         """Whether a step has an answer to go on with."""
         return bool(self._live) or any(_is_compiled(each) for each in self._compiling)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer has begun that has not ended; those that are held have not begun."""
+        return not (self._live or self._compiling)
+
+    def hold(self) -> None:
+        """Keeps what is added from now on aside, until `release`."""
+        if self._held is None:
+            self._held = []
+
+    def release(self) -> None:
+        """Queues what was held; a refusal is told as the news of an answer."""
+        held, self._held = self._held or [], None
+        for groups, tell in held:
+            try:
+                self.add(groups, tell)
+            except ValueError as error:
+                for samples in groups:
+                    tell(News(samples, [], None, error, True))
+
+    def abort_all(self) -> None:
+        """Ends all answers that have begun, and tells their last news."""
+        for samples, tell in [*self._live.items(), *self._compiling.items()]:
+            if news := self.abort(samples):
+                tell(news)
+
     def add(self, groups: Sequence[Samples], tell: Tell) -> None:
         """Queues the requests of prompts. Raises ValueError with none of them queued.
 
         tell(news) is called whenever there are some, and here for what has ended already.
         """
+        if self.refusal is not None:
+            raise UserError(self.refusal)
+        if self._held is not None:
+            self._held.append((groups, tell))
+            return
         ready: list[Samples] = []
         for samples in groups:
             if _is_compiled(samples):
@@ -81,7 +115,12 @@ class AnswerLoop:
 
     def abort(self, samples: Samples) -> News | None:
         """Ends answers; their last news, which are not told. None where they have ended."""
-        if self._compiling.pop(samples, None) is not None:
+        held = next((each for each in self._held or () if samples in each[0]), None)
+        if held is not None and self._held is not None:
+            self._held.remove(held)
+            if others := [each for each in held[0] if each is not samples]:
+                self._held.append((others, held[1]))
+        if held is not None or self._compiling.pop(samples, None) is not None:
             for request in samples.requests:  # which were never added
                 request.finish_reason = "abort"
         elif samples in self._live:
@@ -137,7 +176,9 @@ class AnswerLoop:
                 for request in samples.requests:
                     self._engine.abort(request.request_id)
             raise
+        now = time.perf_counter()
         for samples in groups:
+            samples.begun_time = now
             self._live[samples] = tell
             self._num_streamed += samples.streamed
             self._by_request.update((each.request_id, samples) for each in samples.requests)
@@ -156,9 +197,11 @@ class AnswerLoop:
 
     def _news(self, samples: Samples) -> News:
         """What is new of these answers, which leave the loop where they have ended."""
+        started = time.perf_counter()
         try:
             pieces = samples.pieces() if samples.streamed else []
             if not samples.is_finished:
+                samples.text_seconds += time.perf_counter() - started
                 return News(samples, pieces)
             error = None
             if samples.guide is not None and samples.error is not None:
@@ -169,6 +212,7 @@ class AnswerLoop:
                 self._engine.fail(request, explained(request, error))
             piece = StreamOutput("", (), "error", error=explained(samples.requests[0], error))
             news = News(samples, [piece], None, error, True)
+        samples.text_seconds += time.perf_counter() - started
         if self._live.pop(samples, None) is not None:
             self._num_streamed -= samples.streamed
             for request in samples.requests:

@@ -214,6 +214,13 @@ class BlockManager:
                 else:
                     self._cached_free[block_id] = None
 
+    def forget_cached(self) -> None:
+        """Forgets what free blocks hold, and lets nobody match what used ones do."""
+        for block_id in range(self.num_blocks):
+            self._forget(block_id)
+        self._free += reversed(self._cached_free)
+        self._cached_free.clear()
+
     def check(self, num_holders: Mapping[int, int]) -> None:
         """Raises RuntimeError unless each block is held by so many, and all others are free."""
         for block_id, count in enumerate(self._ref_counts):

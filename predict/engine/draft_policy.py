@@ -13,7 +13,7 @@ from predict.nn.inputs import bucket_size
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 10)  # drafts of a request, below the most
 LEARNING = 0.1  # least weight of a step's outcomes in the chance that a draft is right
-NUM_TIMES = 7  # last ones of a kind of step that count
+NUM_TIMES = 7  # last ones of a kind of step that count; with drafts, the first that do
 ALLOWANCE = 0.0075  # of a step, what drafts may lose in each
 BALANCE = 2.0  # steps that they may lose besides, and twice that where they seem to pay
 
@@ -65,7 +65,8 @@ class DraftPolicy:
         most = min(self.max_rows // len(able), max(room for _, room in able))
         best, found, plain = 1.0, 0, known[0, 0]
         for length in (*(each for each in LENGTHS if each < most), most):
-            seconds = max(s for (a, b), s in known.items() if a <= length and b <= drafting)
+            fewer = (s for (a, b), s in known.items() if a <= length and b <= drafting)
+            seconds = known.get((length, drafting)) or max(fewer)
             gains = sum(self._gain(*each, length, on_way) for each in able)
             if (gain := (1 + gains / num_decoding) * plain / seconds) > best:
                 best, found = gain, length
@@ -130,13 +131,13 @@ class DraftPolicy:
                 self.balance -= lost
         self.balance = min(max(self.balance, -BALANCE), BALANCE)
         kind = longest, bucket_size(len(lengths)) if lengths else 0
-        # Where steps run ahead, only what reads no states is a plain one; until it was timed, any.
-        if seconds and (lengths or not waited or (own and not known)):
+        # Where steps run ahead, only what reads no states is a plain one; others take no less.
+        if seconds and (lengths or not waited or own):
             times = self._times[bucket_size(size), kind]
             times.append(seconds if lengths else seconds - own)
-            if len(times) > 1 and (known or not longest):
-                # The least: the first are slow, and a draft model may have tokens to catch up with.
-                known[kind] = min(times)
+            # The first are slow, until graphs are recorded, and no length is timed again for them.
+            if len(times) >= (NUM_TIMES if longest else 2) and (known or not longest):
+                known[kind] = min([*times, known[kind]] if own and known and not longest else times)
 
     def forget(self, request_id: int) -> None:
         """Drops the state of an ended request."""

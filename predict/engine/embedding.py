@@ -23,6 +23,7 @@ from predict.engine.engine import Engine, StepPart
 from predict.engine.hidden_rows import HostRows, Take
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, Need
+from predict.engine.runner.gpu import GpuRunner
 from predict.engine.runner.networks import HostRunner
 from predict.engine.scheduled import ScheduledBatch, ScheduledSpan
 from predict.errors import EngineError, UserError
@@ -33,8 +34,7 @@ from predict.request import SamplingParams
 if TYPE_CHECKING:
     from paddle import Tensor
 
-# Runners whose `launch` gives hidden states. GpuRunner's does, and no GPU has run that yet.
-SHARING = (HostRunner,)
+SHARING = (HostRunner, GpuRunner)  # runners whose `launch` gives hidden states
 _SPARE = 2  # blocks that a text leaves to each answer that runs
 
 

@@ -309,7 +309,11 @@ class Engine:
             sampling = [span.request for span in spans if span.samples]
             found.update(zip(sampling, tokens, strict=True))
             known = KnownTokens(tokens, part.tokens.logprobs().copied())
-            known.hidden = part.tokens.hidden
+            # Parts of one shape may be replays of one graph, whose states the next one overwrites.
+            # Those that lie on ranks are taken back here by the next part's launch.
+            known.hidden = hidden = part.tokens.hidden
+            if all(states is not None for states in hidden.values()):
+                known.hidden = {tap: states.clone() for tap, states in hidden.items()}
             parts.append(StepPart(spans, known))
 
         self.blame.find(batch.spans, run)

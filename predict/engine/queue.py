@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from itertools import islice
 from typing import Any
@@ -14,12 +15,13 @@ from predict.engine.failures import RequestError
 from predict.engine.picture_spans import uncut
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Need, PictureRoom, Resource
-from predict.engine.scheduled import ScheduledSpan, SchedulerConfig, prompt_span
+from predict.engine.scheduled import STRIDE, ScheduledSpan, SchedulerConfig, prompt_span
 from predict.engine.states import StateSlots
 from predict.engine.stats import EngineStats
 
 # Rows of logits for prompts' logprobs in a step: 128 MiB with a vocabulary of 128k.
 MAX_PROMPT_LOGITS = 256
+FEW_TOKENS = 8  # kFewTokens of csrc/cuda/states/delta_net.h
 
 
 def chunk(
@@ -51,10 +53,31 @@ def chunk(
         num_left = min(num_left, budget)
         budget = MAX_PROMPT_LOGITS - sum(span.num_prompt_logits for span in spans)
     elif not config.chunked_prefill:
-        return num_left if num_left <= budget or first else 0
+        budget = num_left if num_left <= budget or first else 0
     num_tokens = min(num_left, budget)
-    is_uncut = config.pictures is not None and config.pictures.whole
-    return uncut(request, start, num_tokens) if is_uncut else num_tokens
+    if config.pictures is not None and config.pictures.whole:
+        num_tokens = uncut(request, start, num_tokens)
+    alike = config.same_bits and config.num_state_slots
+    return _alike(request, start, num_tokens) if alike else num_tokens
+
+
+def _alike(request: Request, start: int, num_tokens: int) -> int:
+    """How many of the tokens give the same bits as in any other step.
+
+    GPUs compute a prompt's states in chunks of STRIDE from its beginning, what is left of it, and
+    the tokens behind it, one by one, up to FEW_TOKENS a step.
+    """
+    if start >= request.num_prompt_tokens:
+        return min(num_tokens, FEW_TOKENS)
+    end = start + num_tokens
+    if end >= request.num_prompt_tokens:
+        return request.num_prompt_tokens - start
+    return max(end // STRIDE * STRIDE - start, 0)
+
+
+def rank_of(request: Request) -> tuple[float, int]:
+    """Its place in the order of all requests."""
+    return request.rank
 
 
 def waits_for_leader(request: Request, block_size: int) -> bool:
@@ -67,7 +90,7 @@ def waits_for_leader(request: Request, block_size: int) -> bool:
 
 
 class Queue:
-    """Waiting requests in the order of arrival, preempted ones first."""
+    """Waiting requests, in the order of rank."""
 
     def __init__(
         self,
@@ -98,6 +121,20 @@ class Queue:
             wait([awaited])
         return awaited is not None
 
+    def put(self, request: Request) -> None:
+        """Puts a request into its place, most often the last or the first one."""
+        waiting = self.requests
+        if not waiting or waiting[-1].rank < request.rank:
+            waiting.append(request)
+        else:
+            waiting.insert(bisect_left(waiting, request.rank, key=rank_of), request)
+
+    def release(self, request: Request) -> None:
+        """Gives back what an added request holds, if it runs, and so its beams."""
+        if request.status is RequestStatus.RUNNING:
+            for resource in self.resources:
+                resource.release(request)
+
     def admit(
         self, running: list[Request], budget: int, num_decodes: int, spans: list[ScheduledSpan]
     ) -> None:
@@ -109,45 +146,105 @@ class Queue:
         if self.yields and running:
             return
         self.fetch()
-        config = self._config
         # One free block stays for each running request that may still grow: otherwise the
         # newcomer would be preempted, and its prefill lost, within a few steps. A request that
         # is alone has the whole cache and needs none, so this delays but never starves.
-        headroom = 0
-        if not config.reserve_full:
-            headroom = sum(r.num_slots * (len(r.block_ids) < r.max_num_blocks) for r in running)
-        num_slots = config.max_num_seqs - sum(request.num_slots for request in running)
+        headroom = self._headroom(running)
+        num_slots = self._num_slots(running)
         while self.requests and budget > 0:
             request = self.requests[0]
             num_slots -= request.num_slots
             if num_slots < 0 or self._waits_for_leader(request):
                 return
-            try:
-                need = self._need(request, headroom if running else None)
-                if need is None:
-                    return
-                first = len(spans) == num_decodes
-                num_tokens = chunk(config, request, need.num_cached, budget, first, spans)
-                if not (num_tokens or self._waits_for_pictures(need)) or not self._has_room(need):
-                    return
-                for resource in self.resources:
-                    resource.reserve(need)
-            except Exception as error:
-                raise RequestError(request) from error
-            self._started(request, need.num_cached)
-            running.append(self.requests.popleft())
+            begun = len(spans)
+            first = begun == num_decodes
+            need = self._enter(running, headroom if running else None, budget, first, spans)
+            if need is None:
+                return
             headroom += request.num_slots * (need.num_blocks < request.max_num_blocks)
-            budget -= num_tokens
-            if num_tokens:
-                spans.append(prompt_span(request, need.num_cached, num_tokens))
+            budget -= sum(span.num_tokens for span in spans[begun:])
 
-    def _waits_for_pictures(self, need: Need) -> bool:
+    def admit_ahead(
+        self,
+        running: list[Request],
+        budget: int,
+        spans: list[ScheduledSpan],
+        preempt: Callable[[], object],
+    ) -> bool:
+        """Moves the first request into the batch, ahead of running ones; whether it did.
+
+        preempt() takes the last running request out. It is called only while that is behind this
+        one and a sequence, or something else that requests hold, is missing.
+        """
+        self.fetch()
+        request = self.requests[0]
+        if self.yields or self._awaited is not None or self._waits_for_leader(request):
+            return False
+        runs = chunk(self._config, request, 0, budget, not spans, spans)
+        if budget < 1 or not (runs or self._waits_for_pictures(request, 0)):
+            return False
+        while True:
+            ahead = running[: bisect_left(running, request.rank, key=rank_of)]
+            if self._num_slots(running) >= request.num_slots:
+                headroom = self._headroom(ahead) if running else None
+                if self._enter(running, headroom, budget, not spans, spans) is not None:
+                    return True
+            if len(ahead) == len(running):
+                return False
+            preempt()
+
+    def _headroom(self, running: Sequence[Request]) -> int:
+        """Blocks that these requests may still need next."""
+        if self._config.reserve_full:
+            return 0
+        return sum(r.num_slots * (len(r.block_ids) < r.max_num_blocks) for r in running)
+
+    def _num_slots(self, running: Sequence[Request]) -> int:
+        """Sequences that the batch has room for."""
+        return self._config.max_num_seqs - sum(request.num_slots for request in running)
+
+    def _enter(
+        self,
+        running: list[Request],
+        headroom: int | None,
+        budget: int,
+        first: bool,
+        spans: list[ScheduledSpan],
+    ) -> Need | None:
+        """Moves the first request into the batch; None: there is no room.
+
+        Its span is the last one; it has none while it waits for a picture.
+        """
+        request = self.requests[0]
+        try:
+            need = self._need(request, headroom)
+            if need is None:
+                return None
+            num_tokens = chunk(self._config, request, need.num_cached, budget, first, spans)
+            waits = not num_tokens and self._waits_for_pictures(request, need.num_cached)
+            if not (num_tokens or waits) or not self._has_room(need):
+                return None
+            for resource in self.resources:
+                resource.reserve(need)
+        except Exception as error:
+            raise RequestError(request) from error
+        self._started(request, need.num_cached)
+        self.requests.popleft()
+        if not running or running[-1].rank < request.rank:
+            running.append(request)
+        else:
+            insort(running, request, key=rank_of)
+        if num_tokens:
+            spans.append(prompt_span(request, need.num_cached, num_tokens))
+        return need
+
+    def _waits_for_pictures(self, request: Request, num_cached: int) -> bool:
         """Whether a request has nothing to run until a picture is encoded, which it must hold."""
-        pictures, request = self._config.pictures, need.request
-        count = len(request.token_ids) - need.num_cached
-        return (
-            pictures is not None and pictures.num_readable(request, need.num_cached, count) < count
-        )
+        pictures = self._config.pictures
+        if pictures is None:
+            return False
+        count = len(request.token_ids) - num_cached
+        return pictures.num_readable(request, num_cached, count) < count
 
     def _waits_for_leader(self, request: Request) -> bool:
         return (

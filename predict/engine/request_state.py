@@ -76,6 +76,7 @@ class Request:
     leader: Request | None = None  # has the same prompt, whose blocks this request waits for
     places: Places | None = None  # of its tokens, for a network that asks; set by Scheduler.add
     arrival_index: int = -1  # order of Scheduler.add
+    rank: tuple[float, int] = (0.0, -1)  # see predict.engine.scheduler; set by Scheduler.add
     first_scheduled_time: float | None = None
     token_times: list[float] = field(default_factory=list)
     finish_time: float | None = None

@@ -106,6 +106,8 @@ class Samples:
             for index in range(params.num_samples)
         ]
         self._num_sent = [0] * len(self.requests)
+        self.begun_time: float | None = None  # perf_counter seconds: it was queued
+        self.text_seconds = 0.0  # that `pieces` and `output` took
         for request in self.requests:
             if request is not self.requests[0]:
                 request.leader = self.requests[0]

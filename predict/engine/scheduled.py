@@ -14,6 +14,8 @@ from predict.engine.request_state import Request
 from predict.errors import UserError
 from predict.nn.places import Placing
 
+STRIDE = 64  # tokens: kept states lie at multiples of it, and of a block's
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -26,6 +28,7 @@ class SchedulerConfig:
     num_blocks: int
     reserve_full: bool = False  # take the blocks of a request's whole length at admission
     prefix_caching: bool = True
+    priority_aging: float = 60.0  # seconds of waiting that make up for one of `priority`
     chunked_prefill: bool = True  # False: a prompt runs whole in one step
     separate_steps: bool = False  # no step has both prompts and decoding requests; they take turns
     cache_salt: bytes = b""
@@ -36,6 +39,10 @@ class SchedulerConfig:
     placing: Placing | None = None  # for a network whose positions are not 0, 1, 2, ...
     # Of a network with states (predict.engine.states): two for each sequence, and more; else 0.
     num_state_slots: int = 0
+    same_bits: bool = False  # how steps are cut changes no bit: see predict.engine.queue.chunk
+    # Whether answers leave states behind. Not where prompts and answers round differently, and each
+    # is to have the same bits however it came about.
+    answers_leave_states: bool = True
 
     def __post_init__(self) -> None:
         sizes = "max_num_seqs max_num_batched_tokens max_length block_size num_blocks"
@@ -52,6 +59,13 @@ class SchedulerConfig:
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is less than max_num_seqs "
                 f"{self.max_num_seqs}: a step could not decode every sequence; raise "
                 "max_num_batched_tokens or lower max_num_seqs"
+            )
+        least = self.max_num_seqs + STRIDE
+        if self.same_bits and self.num_state_slots and self.max_num_batched_tokens < least:
+            raise UserError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is too small for "
+                f"batch_invariant with states: prompts go by {STRIDE} tokens beside one of each "
+                f"other sequence (allowed: {least} and more)"
             )
 
     @property
@@ -102,12 +116,12 @@ class ScheduledSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """One step: decoding spans in arrival order, then prefill spans in arrival order."""
+    """One step: decoding spans in the order of rank, then those of prompts."""
 
     spans: tuple[ScheduledSpan, ...]  # never empty; each request at most once
     num_tokens: int  # sum over the spans
     num_samples: int  # spans with `samples`
-    preempted: tuple[Request, ...] = ()  # newest first; back in the waiting queue
+    preempted: tuple[Request, ...] = ()  # the last first; back in the waiting queue
     block_copies: tuple[tuple[int, int], ...] = ()  # (from, to), in order, before the step runs
 
     @property

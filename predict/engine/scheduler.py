@@ -7,11 +7,14 @@ prefix-cache hits, decode and draft verification differ in span length only.
 Why it never runs out of blocks and never starves a request:
 - `add` refuses a request that could not finish alone in the whole cache;
 - a request is admitted with the blocks of all its known tokens, so prefill never waits for one;
-- a decoding request that needs a block preempts the newest running one, at worst itself, so the
-  oldest always proceeds;
-- waiting requests are admitted in arrival order only, and a preempted one returns to the front:
-  running, then waiting, is always the order of arrival;
-- the first in the queue is tried in every step, over all resources (predict.engine.resources).
+- all requests have one order, that of their ranks, which never changes: the time of arrival plus
+  `priority_aging` seconds for each number of `priority`. A number less is worth that much waiting,
+  so that only finitely many requests ever go before another;
+- a decoding request that needs a block preempts the last running one of that order, at worst
+  itself, so that the first always proceeds;
+- waiting requests are admitted in that order only, and a preempted one returns to its place in it;
+- the first in the queue is tried in every step, over all resources (predict.engine.resources). It
+  preempts running ones behind it where it needs their room (predict.engine.planning).
 
 A request with a tuned prefix (predict.adapters.prefixes) has that in the cache before its own
 tokens: its table begins with the prefix's whole blocks, which it shares, and a copy of the partial
@@ -30,17 +33,12 @@ from predict.adapters.prefixes import ServedPrefix
 from predict.engine.admission import Limits
 from predict.engine.appending import append_tokens, num_rejected
 from predict.engine.beams import Candidates
-from predict.engine.failures import RequestError, explained
-from predict.engine.queue import Queue, chunk
+from predict.engine.failures import explained
+from predict.engine.planning import Planner
+from predict.engine.queue import Queue
 from predict.engine.request_state import BeamGroup, Request, RequestStatus
 from predict.engine.resources import AdapterPages, CacheBlocks, Prefixes
-from predict.engine.scheduled import (
-    Outstanding,
-    ScheduledBatch,
-    ScheduledSpan,
-    SchedulerConfig,
-    prompt_span,
-)
+from predict.engine.scheduled import Outstanding, ScheduledBatch, SchedulerConfig
 from predict.engine.searches import Searches
 from predict.engine.stats import EngineStats
 from predict.errors import UserError
@@ -68,10 +66,11 @@ class Scheduler:
         self._waiting, self._states = self._queue.requests, self._queue.states
         self._searches = Searches(self.blocks, self._states)
         self._limits = Limits(self.blocks, self._searches)
-        self._running: list[Request] = []  # in arrival order
+        self._planner = Planner(config, self._queue, self.blocks, self._searches, self.stats)
+        self._running = self._planner.running
         self._out = Outstanding()
         self._num_added = 0
-        self._prompts_are_next = True  # with separate_steps
+        self._last_arrival = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -85,7 +84,7 @@ class Scheduler:
 
     @property
     def decoding(self) -> list[Request]:
-        """Running requests whose next step is one token, in arrival order."""
+        """Running requests whose next step is one token, in the order of rank."""
         return [request for request in self._running if request.num_left == 1]
 
     @property
@@ -107,6 +106,15 @@ class Scheduler:
         """Gives up a prefix; its blocks are freed when its last request ends."""
         self._prefixes.unpin(prefix)
 
+    def forget_cache(self) -> None:
+        """Forgets all that is cached for requests to come. Raises RuntimeError while some run."""
+        if self._requests or self.guests:
+            raise RuntimeError("requests run, and hold what would be forgotten")
+        self.block_manager.forget_cached()
+        self._states.forget_kept()
+        if self.config.adapters is not None:
+            self.config.adapters.forget_idle()
+
     def make_room(self, wanted: bool) -> None:
         """Whether nothing joins running requests, so that their ends make room for others."""
         self._queue.yields = wanted
@@ -116,7 +124,7 @@ class Scheduler:
         return bool(self._requests)
 
     def add(self, request: Request) -> None:
-        """Puts `request` at the end of the waiting queue and sets its limits.
+        """Puts `request` into the waiting queue, by its rank, and sets its limits.
 
         Raises UserError, with the numbers, when its id is in use, when its prompt leaves no
         room for an output token, when it has more beams than the batch sequences, or when its
@@ -133,10 +141,20 @@ class Scheduler:
             request.beam_group = BeamGroup(request)
         request.arrival_index = self._num_added
         self._num_added += 1
+        self._rank(request)
         self._prefixes.reserve(request)
         self._requests[request.request_id] = request
-        self._waiting.append(request)
+        self._queue.put(request)
         self._queue.fetch()
+
+    def _rank(self, request: Request) -> None:
+        """Sets the place of an added request among all others, which it keeps."""
+        # Never before one that came earlier, whenever the caller made it.
+        self._last_arrival = max(self._last_arrival, request.arrival_time)
+        priority = request.sampling_params.priority
+        due = self._last_arrival + priority * self.config.priority_aging
+        request.rank = due, request.arrival_index
+        self._planner.has_priorities |= priority != 0
 
     def wait(self) -> bool:
         """Waits until the first in the queue may be tried; False where it waits for no file."""
@@ -148,7 +166,7 @@ class Scheduler:
         if request is None:
             return None
         if request.status is RequestStatus.RUNNING:
-            self._running = [r for r in self._running if r.owner is not request]
+            self._running[:] = [r for r in self._running if r.owner is not request]
         else:
             self._waiting.remove(request)
         self._finish(request, reason, time.perf_counter())
@@ -162,28 +180,14 @@ class Scheduler:
         Decoding requests first, one token each and as many of their drafts
         (`draft_token_ids`: request id -> proposed next tokens) as budget, length limit and free
         blocks allow; the rest of the budget goes to prompts that have begun, then to waiting
-        requests in arrival order. With separate_steps, prompts and decoding requests take turns.
+        requests in the order of rank. Prompts of smaller priority numbers go before all that is
+        behind them. With separate_steps, prompts and decoding requests take turns.
         Raises RequestError where one request's part fails: abort it, and schedule again.
         """
         if not self._requests:
             return None
         self._out.check_room()
-        spans: list[ScheduledSpan] = []
-        prefilling: list[Request] = []
-        preempted: list[Request] = []
-        separate = self.config.separate_steps
-        if separate and self._prompts_are_next:
-            begun = [request for request in self._running if request.num_left > 1]
-            self._schedule_prompts(begun, spans, preempted)
-        if spans:
-            self._prompts_are_next = False
-        else:
-            self._schedule_decodes(spans, prefilling, preempted)
-            if draft_token_ids:
-                self._add_drafts(draft_token_ids, spans)
-            self._prompts_are_next = bool(spans)
-            if not (separate and spans):
-                self._schedule_prompts(prefilling, spans, preempted)
+        spans, preempted = self._planner.plan(draft_token_ids)
         if not spans:
             return None  # every request waits for its last token, or for a picture
         copies, self.blocks.copies = self.blocks.copies, []
@@ -274,6 +278,7 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 if not advanced:
                     request.num_computed_tokens = self._states.written(span, computed)
+                self._states.told(request)
                 num_full = (request.prefix.num_tokens + computed) // block_size
                 if num_full > request.num_published_blocks:
                     self.blocks.publish(request, min(computed, request.num_known_tokens))
@@ -287,7 +292,7 @@ class Scheduler:
         if found:
             self._update_searches(found, now, eos_token_ids, finished)
         if finished:
-            self._running = [r for r in self._running if r.status is RequestStatus.RUNNING]
+            self._running[:] = [r for r in self._running if r.status is RequestStatus.RUNNING]
         return finished
 
     def _update_searches(
@@ -309,95 +314,6 @@ class Scheduler:
             except Exception as error:
                 finished.append(self._fail(group.request, error, now))
 
-    def _schedule_decodes(
-        self,
-        spans: list[ScheduledSpan],
-        prefilling: list[Request],
-        preempted: list[Request],
-    ) -> None:
-        """Appends a span per decoding request; the others that keep running go to `prefilling`."""
-        running = self._running
-        block_size = self.config.block_size
-        index = 0
-        try:
-            while index < len(running):  # preemption shortens it from the end
-                request = running[index]
-                index += 1
-                start = request.num_computed_tokens
-                num_tokens = len(request.token_ids)
-                if request.num_left > 1:
-                    prefilling.append(request)
-                    continue
-                if num_tokens >= request.max_num_tokens:
-                    continue  # its last token is on its way
-                group = request.beam_group
-                if group is not None:
-                    # Of all beams with the first; the others follow it.
-                    if request is group.beams[0] and not self._grow_beams(group, preempted):
-                        break
-                elif request.prefix.num_reserved + num_tokens > len(
-                    request.block_ids
-                ) * block_size and not self._grow(request, preempted):
-                    break
-                spans.append(ScheduledSpan(request, 1, start, request.block_ids, True))
-        except Exception as error:
-            raise RequestError(request) from error
-
-    def _add_drafts(
-        self, draft_token_ids: Mapping[int, Sequence[int]], spans: list[ScheduledSpan]
-    ) -> None:
-        """Lengthens the decoding spans, in place, by the drafts that fit.
-
-        Drafts are a bet. They come after every request has its block, so that they take free
-        blocks but never preempt, and they leave one token of the budget to each other request.
-        """
-        num_spare = self.config.max_num_batched_tokens - len(self._running)
-        for index, span in enumerate(spans):
-            request = span.request
-            drafts = draft_token_ids.get(request.request_id, ())
-            num_tokens = len(request.token_ids)
-            # The step yields one token more than there are drafts.
-            limit = min(len(drafts), num_spare, request.max_num_tokens - num_tokens - 1)
-            if limit <= 0:
-                continue
-            limit = self.blocks.lengthen(request, limit)
-            num_spare -= limit
-            spans[index] = span._replace(
-                num_tokens=1 + limit, draft_token_ids=tuple(drafts[:limit])
-            )
-
-    def _schedule_prompts(
-        self, prefilling: Sequence[Request], spans: list[ScheduledSpan], preempted: list[Request]
-    ) -> None:
-        """Gives the rest of the budget to the prompts that have begun, then to waiting requests."""
-        num_decodes = len(spans)
-        budget = self.config.max_num_batched_tokens - sum(span.num_tokens for span in spans)
-        try:
-            for request in prefilling:
-                start, first = request.num_computed_tokens, len(spans) == num_decodes
-                num_tokens = chunk(self.config, request, start, budget, first, spans)
-                if num_tokens:
-                    spans.append(prompt_span(request, start, num_tokens))
-                    budget -= num_tokens
-        except Exception as error:
-            raise RequestError(request) from error
-        if self._waiting and not preempted:
-            self._queue.admit(self._running, budget, num_decodes, spans)
-
-    def _grow(self, request: Request, preempted: list[Request]) -> bool:
-        """Gives `request` one more block, preempting from the newest; False: itself preempted."""
-        while self.block_manager.num_free_blocks == 0:
-            if self._preempt_newest(preempted) is request:
-                return False
-        request.block_ids += self.block_manager.allocate(1)
-        return True
-
-    def _grow_beams(self, group: BeamGroup, preempted: list[Request]) -> bool:
-        """See Searches.grow. False: all of them preempted."""
-        return self._searches.grow(
-            group, lambda: self._preempt_newest(preempted) is not group.request
-        )
-
     def _end_search(self, group: BeamGroup, now: float) -> None:
         """Ends a request with the tokens and the reason of its best hypothesis."""
         request, best = group.request, group.finished[0]
@@ -405,24 +321,6 @@ class Scheduler:
         request.token_times = [now] * len(best.token_ids)
         self.stats.num_output_tokens += sum(len(each.token_ids) for each in group.returned)
         self._finish(request, best.finish_reason, now)
-
-    def _preempt_newest(self, preempted: list[Request]) -> Request:
-        """Frees the blocks of the newest running request and puts it first in the queue.
-
-        Its tokens stay, but those of a beam search. Returns it.
-        """
-        request = self._running.pop().owner
-        while self._running and self._running[-1].owner is request:
-            self._running.pop()
-        self._release(request)
-        if request.beam_group is not None:
-            request.beam_group.restart()
-        request.status = RequestStatus.PREEMPTED
-        request.num_preemptions += 1
-        self.stats.num_preemptions += 1
-        self._waiting.appendleft(request)
-        preempted.append(request)
-        return request
 
     def _fail(self, request: Request, error: Exception, now: float) -> Request:
         """Ends a request whose part of an update failed; returns it."""
@@ -433,7 +331,7 @@ class Scheduler:
         return request
 
     def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
-        self._release(request)
+        self._queue.release(request)
         del request.token_ids[request.num_known_tokens :]
         request.num_placeholders = 0
         request.status = RequestStatus.FINISHED
@@ -441,9 +339,3 @@ class Scheduler:
         request.finish_time = now
         del self._requests[request.request_id]
         self._prefixes.release(request)
-
-    def _release(self, request: Request) -> None:
-        """Gives back what an added request holds, if it runs, and so its beams."""
-        if request.status is RequestStatus.RUNNING:
-            for resource in self._queue.resources:
-                resource.release(request)

@@ -7,7 +7,8 @@ share one, and a prompt begins with one that another prompt left behind, without
 
 What a prompt leaves behind ("kept") is known by the digest of the cache's blocks up to there: after
 its largest multiple of a stride that leaves a token to compute, after its end where that is such a
-multiple, and where it parts from another prompt whose keys and values the cache has. A hit needs
+multiple, and where it parts from another prompt whose keys and values the cache has. An answer
+leaves one behind at its last multiple of the stride so far, in place of the one before. A hit needs
 keys and values up to a place, and a state at that very place.
 
 Each running sequence needs two slots at most, of which there are as many; all others, and those
@@ -22,10 +23,8 @@ from collections.abc import Collection
 
 from predict.engine.request_state import Request, RequestStatus
 from predict.engine.resources import CacheBlocks, Need
-from predict.engine.scheduled import ScheduledSpan
+from predict.engine.scheduled import STRIDE, ScheduledSpan
 from predict.engine.stats import EngineStats
-
-STRIDE = 64  # tokens: kept states lie at multiples of it, and of a block's
 
 
 class StateSlots:
@@ -37,6 +36,11 @@ class StateSlots:
         self._num_holders = [0] * count  # of each slot: requests, and _kept
         self._free = list(range(count - 1, -1, -1))
         self._kept: OrderedDict[bytes, int] = OrderedDict()  # slots, used longest ago first
+        # Of answers, by request: states whose tokens a step that runs has not told yet, as the slot
+        # and the tokens before it; and what was kept last.
+        self._untold: dict[int, tuple[int, int]] = {}
+        self._kept_of: dict[int, bytes] = {}
+        stats.num_state_slots = count
         self._stride = math.lcm(STRIDE, blocks.config.block_size)
 
     @property
@@ -91,6 +95,9 @@ class StateSlots:
         group = request.beam_group
         for each in [request] if group is None else group.beams:
             self.drop(each)
+        self._drop_untold(request.request_id)
+        self._kept_of.pop(request.request_id, None)
+        self._count()
 
     def drop(self, request: Request) -> None:
         """Gives back the slots of a request, or of one beam."""
@@ -113,6 +120,7 @@ class StateSlots:
             self._give_back(request.next_state_slot)  # of a step that never ran
             request.next_state_slot = self._take()
             made.append(span._replace(state=(request.state_slot, request.next_state_slot)))
+        self._count()
         return made
 
     def written(self, span: ScheduledSpan, num_computed: int) -> int:
@@ -132,28 +140,69 @@ class StateSlots:
             return span.start
         self._give_back(before)
         request.state_slot = after
+        shares = self._config.prefix_caching and request.shares_blocks
+        if num_computed % self._stride or not shares:
+            return num_computed
         if num_computed in request.state_ends or num_computed == request.num_prompt_tokens:
-            self._keep(request, num_computed)
+            self._keep(request, num_computed, after)
+        elif (
+            self._config.answers_leave_states
+            and num_computed > request.num_prompt_tokens
+            and request.beam_group is None
+        ):
+            self._drop_untold(request.request_id)
+            self._untold[request.request_id] = after, num_computed
+            self._num_holders[after] += 1
         return num_computed
 
-    def _keep(self, request: Request, num_tokens: int) -> None:
-        size = self._config.block_size
-        if num_tokens % self._stride or not (self._config.prefix_caching and request.shares_blocks):
+    def told(self, request: Request) -> None:
+        """Keeps the state of an answer once the tokens before it are known."""
+        slot, num_tokens = self._untold.get(request.request_id, (-1, 0))
+        if slot < 0 or num_tokens > request.num_known_tokens:
             return
-        digest = self._blocks.digest(request, num_tokens // size)
+        digest = self._keep(request, num_tokens, slot)
+        self._drop_untold(request.request_id)
+        before = self._kept_of.get(request.request_id)
+        self._kept_of[request.request_id] = digest
+        if before is not None and before != digest and before in self._kept:
+            self._give_back(self._kept.pop(before))
+
+    def _keep(self, request: Request, num_tokens: int, slot: int) -> bytes:
+        digest = self._blocks.digest(request, num_tokens // self._config.block_size)
         if digest not in self._kept:
-            self._kept[digest] = request.state_slot
-            self._num_holders[request.state_slot] += 1
+            self._kept[digest] = slot
+            self._num_holders[slot] += 1
         self._kept.move_to_end(digest)
+        return digest
+
+    def _drop_untold(self, request_id: int) -> None:
+        self._give_back(self._untold.pop(request_id, (-1, 0))[0])
+
+    def _count(self) -> None:
+        """Tells how many slots are kept for prompts to come, and how many requests have."""
+        self._stats.num_kept_states = len(self._kept)
+        self._stats.num_used_states = (
+            len(self._num_holders)
+            - len(self._free)
+            - sum(self._num_holders[slot] == 1 for slot in self._kept.values())
+        )
 
     def _take(self) -> int:
         """A free slot; the kept state that was used longest ago, and no request reads, ends."""
         if not self._free:
             oldest = (d for d, slot in self._kept.items() if self._num_holders[slot] == 1)
-            self._give_back(self._kept.pop(next(oldest)))
+            if (digest := next(oldest, None)) is not None:
+                self._give_back(self._kept.pop(digest))
+        while not self._free:
+            self._drop_untold(next(iter(self._untold)))
         slot = self._free.pop()
         self._num_holders[slot] = 1
         return slot
+
+    def forget_kept(self) -> None:
+        """Forgets what prompts have left behind."""
+        while self._kept:
+            self._give_back(self._kept.popitem()[1])
 
     def _give_back(self, slot: int) -> None:
         if slot < 0:
@@ -164,7 +213,7 @@ class StateSlots:
 
     def check(self, requests: Collection[Request]) -> None:
         """See Resource."""
-        held = Counter(self._kept.values())
+        held = Counter([*self._kept.values(), *(slot for slot, _ in self._untold.values())])
         for request in requests:
             group = request.beam_group
             for each in [request] if group is None else group.beams:

@@ -38,6 +38,10 @@ class EngineStats:
         "Tokens of prompts that the prefix cache had.")
     num_stateless_tokens: int = _count("prefix_cache_stateless",
         "Tokens of prompts that the prefix cache had, without a state behind them.")
+    num_state_slots: int = _now("state_slots", "Slots for states of requests.")
+    num_used_states: int = _now("state_used_slots", "Slots that unfinished requests hold.")
+    num_kept_states: int = _now("state_kept_slots",
+        "Slots with states that prompts and answers have left behind.")
     num_preemptions: int = _count("num_preemptions",
         "Sequences that lost their blocks to older ones.")
     num_draft_tokens: int = _count("spec_decode_num_draft_tokens",

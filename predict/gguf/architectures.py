@@ -48,6 +48,39 @@ LAYER_TENSORS: Mapping[str, str] = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+# Of layers with a state, and others of the same networks.
+DELTA_NET: Mapping[str, str] = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "post_attention_norm": "post_attention_layernorm",
+}
+SHORT_CONV: Mapping[str, str] = {
+    "token_embd_norm": "model.embedding_norm",
+    "attn_norm": "operator_norm",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "attn_output": "self_attn.out_proj",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "ffn_gate_exps": "feed_forward.experts.{expert}.w1",
+    "ffn_up_exps": "feed_forward.experts.{expert}.w3",
+    "ffn_down_exps": "feed_forward.experts.{expert}.w2",
+    "exp_probs_b": "feed_forward.expert_bias",
+}
 # Read into config.json, or of no use: cos and sin are made here.
 UNREAD = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 NORMS_BEHIND = {
@@ -79,6 +112,7 @@ class Architecture:
     plus_one: bool = False
     latent: bool = False  # keys and values of latents: sizes of heads are the row's to tell
     layer_norm: bool = False  # with a mean, and an epsilon of its own name
+    drafting: str = "model.layers."  # what names of layers behind the last one begin with
 
     def family(self, data: GgufMetadata) -> str:
         return self.model_type if isinstance(self.model_type, str) else self.model_type(data)
@@ -354,6 +388,69 @@ def _seed_oss(data: GgufMetadata) -> ConfigValues:
     return {**_biases(data), "attention_out_bias": data.has_tensor("blk.0.attn_output.bias")}
 
 
+def _delta_net(data: GgufMetadata, tiled: bool = True) -> ConfigValues:
+    """tiled: whether the file's value heads lie so, where there are more than key heads."""
+    key_heads = data.whole("{arch}.ssm.group_count")
+    heads = data.whole("{arch}.ssm.time_step_rank")
+    drafting = data.whole("{arch}.nextn_predict_layers", 0)  # counted, and behind the others
+    count = data.whole("{arch}.block_count") - drafting
+    every = data.whole("{arch}.full_attention_interval", 4)
+    has_state = [bool((index + 1) % max(every, 1)) for index in range(count)]
+    if "{arch}.attention.recurrent_layers" in data:
+        has_state = [*map(bool, data.numbers("{arch}.attention.recurrent_layers"))][:count]
+    kinds = ("full_attention", "linear_attention")
+    return {
+        "num_hidden_layers": count,
+        "mtp_num_hidden_layers": drafting,
+        "layer_types": [kinds[each] for each in has_state],
+        "linear_conv_kernel_dim": data.whole("{arch}.ssm.conv_kernel"),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": data.whole("{arch}.ssm.state_size"),
+        "linear_value_head_dim": data.whole("{arch}.ssm.inner_size") // max(heads, 1),
+        "linear_tiled_value_heads": tiled and heads != key_heads,
+        "linear_grouped_rows": False,
+    }
+
+
+def _delta_net_with_experts(data: GgufMetadata, tiled: bool = True) -> ConfigValues:
+    return {**_qwen_moe(data, renormalize=True), **_delta_net(data, tiled)}
+
+
+def _short_conv(data: GgufMetadata) -> ConfigValues:
+    names = {name.split(".", 2)[2] for name in data.file.tensors if name.startswith("blk.")}
+    data.must_be("{arch}.attention.sliding_window", (0,))
+    return {
+        "norm_eps": data.real("{arch}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": None,
+        "conv_L_cache": data.whole("{arch}.shortconv.l_cache"),
+        "conv_bias": "shortconv.conv.bias" in names,
+        "tie_embedding": not data.has_tensor("output.weight"),
+        "layer_types": [
+            "full_attention" if data.has_tensor(f"blk.{layer}.attn_q.weight") else "conv"
+            for layer in range(data.whole("{arch}.block_count"))
+        ],
+    }
+
+
+def _lfm2(data: GgufMetadata) -> ConfigValues:
+    return {**_short_conv(data), "block_auto_adjust_ff_dim": False}
+
+
+def _lfm2_moe(data: GgufMetadata) -> ConfigValues:
+    data.must_be("{arch}.expert_gating_func", (SIGMOID,))
+    return {
+        **_short_conv(data),
+        "num_experts": data.whole("{arch}.expert_count"),
+        "num_experts_per_tok": data.whole("{arch}.expert_used_count"),
+        "moe_intermediate_size": data.whole("{arch}.expert_feed_forward_length"),
+        "num_dense_layers": data.whole("{arch}.leading_dense_block_count", 0),
+        "norm_topk_prob": data.flag("{arch}.expert_weights_norm", True),
+        "routed_scaling_factor": data.real("{arch}.expert_weights_scale", 0.0) or 1.0,
+        "use_expert_bias": _has_correction(data),
+    }
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama, permuted=True),
     "internlm2": Architecture("llama", _biases, permuted=True),  # its three matrices are apart
@@ -361,6 +458,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", _qwen_moe),
     "qwen3": Architecture("qwen3", _with_biases),
     "qwen3moe": Architecture("qwen3_moe", partial(_qwen_moe, renormalize=True)),
+    "qwen3next": Architecture(
+        "qwen3_next",
+        partial(_delta_net_with_experts, tiled=False),
+        DELTA_NET,
+        plus_one=True,
+        drafting="mtp.layers.",
+    ),
+    "qwen35": Architecture(
+        "qwen3_5_text", _delta_net, DELTA_NET, plus_one=True, drafting="mtp.layers."
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        _delta_net_with_experts,
+        DELTA_NET,
+        plus_one=True,
+        drafting="mtp.layers.",
+    ),
+    "lfm2": Architecture("lfm2", _lfm2, SHORT_CONV),
+    "lfm2moe": Architecture("lfm2_moe", _lfm2_moe, SHORT_CONV),
     "gemma": Architecture("gemma", plus_one=True),
     "gemma2": Architecture("gemma2", _gemma2, NORMS_AROUND, plus_one=True),
     "gemma3": Architecture("gemma3_text", _gemma3, NORMS_AROUND, plus_one=True),

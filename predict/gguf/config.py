@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from predict.errors import UserError
@@ -32,9 +33,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "vocab_size": data.tensor("token_embd.weight").shape[0],
         "hidden_size": data.whole("{arch}.embedding_length"),
         "num_hidden_layers": data.whole("{arch}.block_count"),
-        "intermediate_size": data.whole("{arch}.feed_forward_length"),
+        "intermediate_size": _inner_size(data),
         "num_attention_heads": heads,
-        "num_key_value_heads": data.whole("{arch}.attention.head_count_kv", heads),
+        "num_key_value_heads": _key_heads(data, heads),
         "head_dim": head_dim,
         "max_position_embeddings": data.whole("{arch}.context_length"),
         "layer_norm_eps" if row.layer_norm else "rms_norm_eps": data.real(
@@ -52,6 +53,23 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     data.must_be("{arch}.attention.causal", (True,))
     data.check_unread()
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _inner_size(data: GgufMetadata) -> int | None:
+    """Of MLPs; files whose layers all have experts may lack it."""
+    key = "{arch}.feed_forward_length"
+    return data.optional(key) if "{arch}.expert_feed_forward_length" in data else data.whole(key)
+
+
+def _key_heads(data: GgufMetadata, heads: int) -> int:
+    """Of layers that have some: those with a state have 0."""
+    key = "{arch}.attention.head_count_kv"
+    value = data.file.metadata.get(data.key(key))
+    if isinstance(value, array):
+        found = {*value} - {0}
+        if len(found) == 1:
+            return int(found.pop())
+    return data.whole(key, heads)
 
 
 def end_ids(data: GgufMetadata) -> list[int]:

@@ -17,14 +17,20 @@ from predict.gguf.config import config_of
 from predict.gguf.metadata import GgufMetadata
 from predict.gguf.reader import GgufFile, GgufTensor
 
-LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_.]+)\.(weight|bias)")
+LAYER = re.compile(r"blk\.([0-9]{1,4})\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
 TOP = re.compile(r"([a-z_]+)\.(weight|bias)")
 NORM = re.compile(r".*_norm\.weight")
+DELTA_NORM = re.compile(r".*\.ssm_norm\.weight")  # to which 1 is not added
+DECAYS = re.compile(r".*\.ssm_a")  # -exp(A_log)
+TAPS = re.compile(r".*\.(ssm_conv1d|shortconv\.conv)\.weight")  # [channels, width]
 MAX_PIECES = 4096  # of one tensor: experts or heads
 # Experts in forms that are not read, and what to do about them.
 OTHER_EXPERTS = re.compile(r"blk\.[0-9]+\.(ffn_(gate|up|down)\.[0-9]+|ffn_gate_up_exps)\.weight")
 # Tensors that to us end in neither .weight nor .bias.
-WITHOUT_ENDING = ("self_attn.sinks", "e_score_correction_bias")
+WITHOUT_ENDING = (
+    *("self_attn.sinks", "e_score_correction_bias", "expert_bias"),
+    *("linear_attn.A_log", "linear_attn.dt_bias"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,9 @@ class Source:
     tensor: GgufTensor
     shape: tuple[int, ...]
     heads: int = 0  # of rows that lie in neighbouring pairs and go back into halves; 0: they do not
+    groups: int = 0  # of rows that have two halves each, which go apart; 0: they do not
     offset: float = 0.0  # added to the values
+    is_decay: bool = False  # the values are -exp of those
 
     @property
     def num_rows(self) -> int:
@@ -43,8 +51,12 @@ class Source:
     def row_order(self) -> npt.NDArray[np.int64] | None:
         """Which rows of the file are the tensor's, in order; None: as they are.
 
-        Rotary dims i and i + R / 2 of a head stand side by side in the file.
+        Rotary dims i and i + R / 2 of a head stand side by side in the file; of strengths and
+        decays of a state, those of each key head.
         """
+        if self.groups:
+            parts = np.arange(self.shape[0]).reshape(self.groups, 2, -1)
+            return np.ascontiguousarray(parts.swapaxes(0, 1)).reshape(-1)
         if not self.heads:
             return None
         size = self.shape[0] // self.heads
@@ -80,14 +92,19 @@ def _sources(
 ) -> Iterator[tuple[str, Source]]:
     layer, top = LAYER.fullmatch(name), TOP.fullmatch(name)
     stem = ending = ""
-    if layer and layer[2] in names:
+    if layer and int(layer[1]) >= config["num_hidden_layers"]:  # of layers that draft tokens
+        stem, ending = f"{row.drafting}{layer[1]}.{names.get(layer[2], layer[2])}", layer[3]
+    elif layer and layer[2] in names:
         stem, ending = f"model.layers.{layer[1]}.{names[layer[2]]}", layer[3]
-    elif layer and int(layer[1]) >= config["num_hidden_layers"]:  # of layers that draft tokens
-        stem, ending = f"model.layers.{layer[1]}.{layer[2]}", layer[3]
-    elif top and top[1] in TENSORS:
-        stem, ending = row.tensors.get(top[1], TENSORS[top[1]]), top[2]
-    offset = -1.0 if row.plus_one and NORM.fullmatch(name) else 0.0
-    source = Source(tensor, tensor.shape, offset=offset)
+    elif top and (top[1] in TENSORS or top[1] in row.tensors):
+        stem, ending = {**TENSORS, **row.tensors}[top[1]], top[2]
+    is_offset = row.plus_one and NORM.fullmatch(name) and not DELTA_NORM.fullmatch(name)
+    shape = tensor.shape
+    if TAPS.fullmatch(name) and len(shape) == 2:
+        shape = (shape[0], 1, shape[1])
+    source = Source(
+        *(tensor, shape), offset=-1.0 if is_offset else 0.0, is_decay=bool(DECAYS.fullmatch(name))
+    )
     if not stem:
         yield name, source
     elif "{" in stem and len(tensor.shape) > 1 and tensor.shape[0] <= MAX_PIECES:
@@ -98,7 +115,11 @@ def _sources(
     else:
         heads = _heads(layer[2], tensor, config) if layer and row.permuted else 0
         is_short = stem.endswith(WITHOUT_ENDING)
-        yield stem if is_short else f"{stem}.{ending}", replace(source, heads=heads)
+        groups = config.get("linear_num_key_heads", 0) if layer and layer[2] == "ssm_ba" else 0
+        if groups > 0 and tensor.shape[0] % (2 * groups):
+            groups = 0  # found and named when tensors and config are compared
+        named = stem if is_short else f"{stem}.{ending}"
+        yield named, replace(source, heads=heads, groups=groups)
 
 
 def _heads(stem: str, tensor: GgufTensor, config: Mapping[str, Any]) -> int:

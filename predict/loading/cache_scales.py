@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from predict.errors import UserError
+from predict.loading.parallel_parts import paths_of_ranks
 from predict.nn.cache_formats import LEAST_RANGE, HeadScales, KvFormat
 from predict.nn.cuts import own_key_heads
 from predict.system.files import FLOAT32_MAX, json_type, read_json_object
@@ -45,7 +46,8 @@ def head_scales(
     assert range_max is not None
     layers = _layers(spec)
     path = Path(directory) / SCALES_FILE
-    if not path.exists():
+    of_ranks = [] if path.exists() else paths_of_ranks(path)
+    if not path.exists() and not of_ranks:
         stored = _tensor_scales(kv_format, path.parent, spec)
         if stored is not None:
             return stored
@@ -57,7 +59,7 @@ def head_scales(
             "scales from; calibrate them with quant/run_quantization.py, or use "
             "--cachekv_int8_type dynamic"
         )
-    largest = read_json_object(path, constants=True)
+    largest = _of_ranks(of_ranks) if of_ranks else read_json_object(path, constants=True)
 
     def scales(layer: int, which: str) -> list[float]:
         ending = f"layers.{layer}.self_attn.cache{which}_matmul.activation_quanter"
@@ -83,6 +85,17 @@ def head_scales(
         return [max(float(v), LEAST_RANGE) / range_max for v in values]
 
     return {layer: HeadScales(scales(layer, "k"), scales(layer, "v")) for layer in layers}
+
+
+def _of_ranks(paths: Sequence[Path]) -> dict[str, Any]:
+    """The values of all ranks, side by side; cachekv_scales_0.json and so on of their heads."""
+    files = [read_json_object(path, constants=True) for path in paths]
+    joined: dict[str, Any] = {}
+    for name, first in files[0].items():
+        parts = [each.get(name) for each in files]
+        whole = all(isinstance(part, list) for part in parts)
+        joined[name] = [value for part in parts for value in part or ()] if whole else first
+    return joined
 
 
 def _taken(values: Sequence[float], heads: Ranges) -> list[float]:

@@ -45,6 +45,11 @@ ENDINGS = {
 WAYS_OUT = {
     "lm_head.": "a model whose head is its table of tokens says so by tie_word_embeddings true in "
     "config.json; any other lacks a part: complete the download",
+    **dict.fromkeys(
+        ("vision_tower.", "visual."),
+        "a checkpoint without its tower runs with text alone by --limit_mm_per_prompt "
+        "'{\"image\": 0}'",
+    ),
 }
 MAX_EXPERTS = 4096  # more are no model's, and would take long to name
 
@@ -113,7 +118,8 @@ class Checkpoint:
         ]
         if problems:
             ways = [self._strange_files(unexpected)] if unexpected else []
-            ways += [way for part, way in WAYS_OUT.items() if any(part in n for n in missing)]
+            found_ways = {w for part, w in WAYS_OUT.items() if any(part in n for n in missing)}
+            ways += sorted(found_ways)
             raise UserError(
                 f"{self.directory}: the tensors do not fit config.json; "
                 f"{'; '.join([*problems, *filter(None, ways)])}"

@@ -61,7 +61,7 @@ def read_draft(
             "not; use another draft model, or a --max_length of its training length"
         )
     settings = draft_settings(config, path)
-    spec = spec.with_latent_form(config.model.latent_form)
+    spec = spec.with_forms(config.model.latent_form)
     if target.share is not None:
         ranks = target.share.ranks
         with contextlib.suppress(UserError):

@@ -62,7 +62,7 @@ def _with_latents(arrays: dict[str, StoredArray]) -> dict[str, StoredArray]:
 
 def _array(source: Source) -> StoredArray:
     tensor = source.tensor
-    if tensor.kind in PLAIN and not source.heads and not source.offset:
+    if tensor.kind in PLAIN and source == Source(tensor, source.shape):
         return TensorInfo(tensor.file, tensor.kind, source.shape, tensor.offset)
     return GgufArray(source)
 
@@ -80,7 +80,8 @@ class GgufArray:
 
     @property
     def dtype(self) -> str:
-        return self.kind if self.kind in PLAIN and not self.source.offset else "F32"
+        is_changed = self.source.offset or self.source.is_decay
+        return self.kind if self.kind in PLAIN and not is_changed else "F32"
 
     @property
     def shape(self) -> Shape:
@@ -98,6 +99,8 @@ class GgufArray:
             values = _dequantized(blocks, self.source)
         if self.source.offset:
             values = to_float32(values) + np.float32(self.source.offset)
+        if self.source.is_decay:
+            values = _logarithms(values, self.source)
         return values.reshape(self.shape)
 
     def blocks(self) -> npt.NDArray[np.uint8]:
@@ -111,6 +114,18 @@ class GgufArray:
         if len(tensor.shape) == 1:  # a bias: a row of one value each
             return np.ascontiguousarray(data.reshape(len(order), -1)[order]).reshape(1, -1)
         return rows[order]
+
+
+def _logarithms(values: npt.NDArray[Any], source: Source) -> npt.NDArray[np.float32]:
+    """A_log of -exp(A_log). Raises UserError where that is no number below 0."""
+    decays = to_float32(values)
+    if not (decays < 0).all():
+        raise UserError(
+            f"{source.tensor.file}: decays of a state (ssm_a) are not all below 0; convert the "
+            "model again"
+        )
+    logarithms: npt.NDArray[np.float32] = np.log(-decays)
+    return logarithms
 
 
 def _from_latents(keys: StoredArray, values: StoredArray) -> Computed:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import tensor_at
-from predict.nn.shares import Ranges
+from predict.nn.shares import Ranges, num_places
 from predict.schemes import round_on_host
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 
 def round_weight(weight: Any, rule: str, group_size: int) -> tuple[Any, Any, Any]:
@@ -43,7 +47,9 @@ def transposed(parts: Sequence[Any]) -> Any:
 
 
 def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
-    """The places of an axis, one range behind the other; a copy, where they are not all."""
+    """A copy of these places of an axis, one range behind the other."""
+    if axis == 0 and not isinstance(values, np.ndarray):
+        return _rows_of(values, ranges)
     places = ((*(slice(None),) * axis, slice(*ends)) for ends in ranges)
     parts = [values[place] for place in places]
     if isinstance(values, np.ndarray):
@@ -51,6 +57,23 @@ def taken(values: Any, ranges: Ranges, axis: int = 0) -> Any:
     import paddle
 
     return parts[0].contiguous() if len(parts) == 1 else paddle.concat(parts, axis=axis)
+
+
+def _rows_of(values: Tensor, ranges: Ranges) -> Tensor:
+    """Rows of a tensor on a GPU: for several ranges Paddle itself would go by way of the host."""
+    import paddle
+    from predict.device import cuda
+
+    values = values.contiguous()
+    made = paddle.empty([num_places(ranges), *values.shape[1:]], values.dtype)
+    stream = cuda.raw_stream(paddle.device.current_stream())
+    row_bytes = values.element_size() * math.prod(values.shape[1:])
+    target = made.data_ptr()
+    for begin, end in ranges:
+        num_bytes = (end - begin) * row_bytes
+        cuda.copy_bytes(target, values.data_ptr() + begin * row_bytes, num_bytes, stream)
+        target += num_bytes
+    return made
 
 
 def padded(values: Any, num_rows: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from predict.config.adapters import AdaptersConfig
 from predict.config.engine import EngineConfig
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from predict.nn.plans import LinearPlan, WeightPlan
 
 
+LESS_MEMORY = (
+    "use a smaller --dtype, lower --max_length or --batch_size, or end other processes on this "
+    "device"
+)
 KEPT_STATES = 64  # that prompts leave behind, where no flag says how many bytes they take
 KEPT_SHARE = 4  # of the memory for the cache: they take no more than one part of so many
 CPU_DRAFT_ROWS, GPU_DRAFT_ROWS = 64, 256  # drafts of a step, at most
@@ -158,6 +162,40 @@ def num_gpu_cache_blocks(
     return min(wanted, capacity // config.cache.block_size)
 
 
+class GpuRoom(NamedTuple):
+    """What a GPU's memory has room for: blocks of the cache, and slots for states."""
+
+    num_blocks: int
+    num_slots: int
+
+
+def gpu_room(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    memory: MemoryInfo,
+    draft: DecoderSpec | None = None,
+    num_pinned: int = 0,
+    pass_bytes: int = 0,
+) -> GpuRoom:
+    """The room on a GPU whose weights are in place, as num_gpu_cache_blocks() counts it.
+
+    pass_bytes: of a pass over pictures, beside the workspace.
+    """
+    workspace = workspace_bytes(config, spec, draft) + pass_bytes
+    num_slots = _gpu_state_slots(config, spec, memory, workspace)
+    workspace += num_slots * spec.state_bytes
+    num_blocks = num_gpu_cache_blocks(config, spec, memory, workspace, draft, num_pinned)
+    return GpuRoom(num_blocks, num_slots)
+
+
+def _gpu_state_slots(
+    config: EngineConfig, spec: DecoderSpec, memory: MemoryInfo, used_bytes: int
+) -> int:
+    """Slots beside what is in use and used_bytes; 0 where these alone do not fit."""
+    free = memory.free + memory.held - memory.in_use - used_bytes
+    return num_state_slots(config, spec, free) if free > 0 else 0
+
+
 def check_gpu_memory(
     config: EngineConfig,
     spec: DecoderSpec,
@@ -178,13 +216,14 @@ def check_gpu_memory(
     _, least = _wanted_blocks(config, 0)
     num_tokens = (config.cache.num_cache_blocks or least) * config.cache.block_size
     per_token = bytes_per_token(config, spec, draft)
+    workspace = workspace_bytes(config, spec, draft)
+    num_slots = _gpu_state_slots(config, spec, memory, weight_bytes + workspace)
+    workspace += num_slots * spec.state_bytes
     cache_capacity(
         memory.total,
         memory.free + memory.held - memory.in_use,
         weight_bytes=weight_bytes,
-        workspace_bytes=max(
-            workspace_bytes(config, spec, draft), loading_bytes - num_tokens * per_token
-        ),
+        workspace_bytes=max(workspace, loading_bytes - num_tokens * per_token),
         bytes_per_token=per_token,
         num_tokens=num_tokens,
         utilization=config.cache.gpu_memory_utilization,

@@ -104,20 +104,6 @@ class Weights:
         return decoder
 
 
-# Whether a GPU has run tests/gpu/test_vectors.py, and windows both ways are let through there.
-RAN_WINDOWS_BOTH_WAYS = False
-
-
-def check_encoder(spec: DecoderSpec, on_gpu: bool) -> None:
-    """Raises UserError for an encoder that the device's operators do not run."""
-    windowed = any(getattr(block, "window", -1) >= 0 for block in spec.attention)
-    if on_gpu and spec.sees_both_ways and windowed and not RAN_WINDOWS_BOTH_WAYS:
-        raise UserError(
-            f"{spec.model_type} has windows that go both ways, and no GPU has run the kernels for "
-            "them yet; use --device cpu"
-        )
-
-
 def open_weights(
     config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
 ) -> Weights:

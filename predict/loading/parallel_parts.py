@@ -44,6 +44,7 @@ RULES: tuple[tuple[str, bool, int], ...] = (
     (r"embed_tokens|word_embeddings|wte", False, 1),
 )
 TABLES = re.compile(r"(?:.*\.)?(?:lm_head|output_layer|embed_tokens|word_embeddings|wte)")
+OF_INPUTS = ("shift_bias", "smooth_weight")  # of post-training quantization
 KEYS = re.compile(r".*\.[kv]_proj")
 
 
@@ -65,6 +66,14 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
         split = split_of(name, first.shape, len(ranks), config)
         made[name] = joined(name, [rank[name] for rank in ranks], split)
     return made
+
+
+def paths_of_ranks(path: Path) -> list[Path]:
+    """act_scales_0.json, act_scales_1.json and so on, in the place of act_scales.json."""
+    found = list[Path]()
+    while (each := path.with_name(f"{path.stem}_{len(found)}{path.suffix}")).exists():
+        found.append(each)
+    return found
 
 
 def check_no_turns(directory: Path, older: Sequence[str]) -> None:
@@ -169,10 +178,13 @@ def split_of(
     shape: of a part. Raises UserError for a split that is not known.
     """
     stem, _, kind = name.rpartition(".")
+    stem = stem.removesuffix(".layer")  # of a linear with the tensors of its inputs
     if name == HEAD_TABLE and shape:
         return _of_table(shape[0], False, config)
     rules = (rule for rule in RULES if re.fullmatch(rf"(?:.*\.)?(?:{rule[0]})", stem))
     _, is_column, blocks = next(rules, ("", False, 0))
+    if blocks and kind in OF_INPUTS:
+        return None if is_column else Split(is_column=True)
     if not blocks or kind not in ("weight", "bias") or not shape:
         return None
     if not is_column and kind == "bias":

@@ -44,14 +44,28 @@ def held_tensors(
     dtype: str,
     pages: Mapping[str, Sequence[int]] | None,
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Dtypes and shapes of what a program takes behind its fields: caches, then pages."""
+    """Dtypes and shapes of what a program takes behind its fields: caches, states, then pages."""
     row = spec.cache_format(kv_format)
     caches = {
         f"{tensor.name}_{layer}": (tensor.dtype, tuple(tensor.shape))
         for layer, kept in enumerate(spec.kept)
         for tensor in row.tensors(kept, None, block_size, dtype)
     }
-    return caches | {name: (dtype, tuple(shape)) for name, shape in (pages or {}).items()}
+    states = {
+        f"{state.name}_{layer}": (state.dtype, (-1, *state.shape))
+        for layer, kept in enumerate(spec.states)
+        for state in kept
+    }
+    order = sorted(caches | states, key=lambda name: int(name.rpartition("_")[2]))  # by layer
+    held = {name: (caches | states)[name] for name in order}
+    return held | {name: (dtype, tuple(shape)) for name, shape in (pages or {}).items()}
+
+
+def held_of_layers(spec: DecoderSpec, kv_format: str) -> list[int]:
+    """Tensors of `held_tensors` that each layer has: its cache's, or its states."""
+    row = spec.cache_format(kv_format)
+    kept = zip(spec.kept, spec.states, strict=True)
+    return [len(states) or row.num_tensors(rows) for rows, states in kept]
 
 
 def save_program(
@@ -69,7 +83,8 @@ def save_program(
     """Traces the decoder and writes `<prefix>.json` and `<prefix>.pdiparams` into `directory`.
 
     The program's inputs are `fields_of` the network, then the cache tensors of each layer i
-    (key_cache_i, value_cache_i, ...: predict.nn.cache_formats), updated in place, then `pages`;
+    (key_cache_i, value_cache_i, ...: predict.nn.cache_formats) or its states (conv_state_i, ...:
+    predict.nn.kinds), updated in place, then `pages`;
     output 0 is the logits, those behind it the hidden states of `taps` (predict.nn.decoder). pages:
     `page_tensors` of a network that takes adapters.
     """
@@ -78,7 +93,7 @@ def save_program(
     import paddle
 
     fields = fields_of(spec, pages is not None)
-    counts = [spec.cache_format(kv_format).num_tensors(kept) for kept in spec.kept]
+    counts = held_of_layers(spec, kv_format)
     held_specs = [
         InputSpec([None if size < 0 else size for size in shape], kind, name)
         for name, (kind, shape) in held_tensors(spec, kv_format, block_size, dtype, pages).items()

@@ -7,11 +7,24 @@ from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
+RUNS_ON_GPUS = False  # until tests/gpu/test_hybrids.py has passed on one
 
-def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False) -> None:
+
+def _runs_on(kind: str) -> bool:
+    return kind == "cpu" or (kind == "gpu" and RUNS_ON_GPUS)
+
+
+# Who drafts without what the network's layers made. Where drafts are rejected the state before them
+# stays, and the tokens that stand are computed again beside the next drafts.
+DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
+
+
+def check_states(
+    config: EngineConfig, spec: DecoderSpec, is_compiled: bool, exports: bool = False
+) -> None:
     """Raises UserError for what a network with states, or one without, does not run with.
 
-    exports: whether a program is to be made.
+    is_compiled: whether operators are the library's. exports: whether a program is to be made.
     """
     budget = config.cache.prefix_cache_state_budget
     if budget is not None and not (any(spec.states) and config.cache.shares_prefixes):
@@ -20,16 +33,31 @@ def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False)
             f"{spec.model_type} leaves none here (allowed: models of docs/hybrid_models.md, with "
             "--append_attn or --block_attn and prefix caching); leave it out"
         )
+    rounds = config.cache.state_dtype != "float32"
+    is_gpu = kind_of(config.model.device) == "gpu"
+    if rounds and not (is_gpu and any(each.may_round for layer in spec.states for each in layer)):
+        raise UserError(
+            f"mamba_ssm_cache_dtype {config.cache.mamba_ssm_cache_dtype} is for states of delta "
+            f"nets on GPUs, and this is {spec.model_type} with --device {config.model.device}; "
+            "leave it out"
+        )
+    if rounds and config.model.batch_invariant:
+        raise UserError(
+            f"mamba_ssm_cache_dtype {config.cache.mamba_ssm_cache_dtype} rounds a state wherever "
+            "a step ends, and batch_invariant is to give the same bits; leave one of the two out"
+        )
     if not any(spec.states):
         return
     model, drafts = config.model, config.speculation.speculate_method
+    is_static = exports or model.mode == "static"
     asked = {
-        f"--device {model.device}": kind_of(model.device) != "cpu",
-        "--mode static": exports or model.mode == "static",
+        f"--device {model.device}": not _runs_on(kind_of(model.device)),
+        "--mode static": is_static and kind_of(model.device) == "gpu",
+        "--mode static --inference_model false": is_static and not is_compiled,
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
-        f"--speculate_method {drafts}": drafts is not None,
+        f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
     }
@@ -37,6 +65,6 @@ def check_states(config: EngineConfig, spec: DecoderSpec, exports: bool = False)
     if found:
         raise UserError(
             f"{spec.model_type} keeps a state of each request beside its KV cache, and does not "
-            f"run with {' and '.join(found)} yet (allowed: --device cpu --mode dynamic, one "
-            "process, no drafts, no prefix, no vectors)"
+            f"run with {' and '.join(found)} yet (allowed: --device cpu, one process, no drafts, "
+            "no prefix, no vectors, programs of compiled operators)"
         )

@@ -18,7 +18,9 @@ from predict.device.place import tensor_at, to_float32
 from predict.errors import UserError
 from predict.loading.arrays import TensorInfo
 from predict.loading.checkpoint import Checkpoint
+from predict.loading.matrices import taken
 from predict.loading.sources import CheckpointSource
+from predict.nn.shares import Ranges
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -134,6 +136,22 @@ class DeviceCheckpointSource(CheckpointSource):
             values = to_float32(values)
         return tensor_at(values, self.device.place())
 
+    def part(self, names: tuple[str, ...], rows: Ranges | None, columns: Ranges | None) -> Any:
+        """See CheckpointSource. Of columns all are copied to the GPU, and cut there."""
+        if self._stored_as(names) != self.dtype:
+            return super().part(names, rows, columns)
+        found = [info for name in names if (info := self.checkpoint.in_file(name))]
+        pieces, first = [], 0
+        for info in found:
+            count = info.shape[0]
+            for begin, end in rows or ((first, first + count),):
+                begin, end = max(begin - first, 0), min(end - first, count)
+                pieces += [info.rows(begin, end)] if begin < end else []
+            first += count
+        shape = (sum(piece.shape[0] for piece in pieces), *found[0].shape[1:])
+        tensor = self._tensor(pieces, shape, self.dtype)
+        return tensor if columns is None else taken(tensor, columns, axis=1)
+
     def _stored_as(self, names: tuple[str, ...]) -> str | None:
         """The dtype of the matrices; None where their files are not to be copied as they are."""
         found = [self.checkpoint.in_file(name) for name in names]
@@ -141,11 +159,14 @@ class DeviceCheckpointSource(CheckpointSource):
         return dtypes.pop() if len(dtypes) == 1 else None
 
     def _uploaded(self, names: tuple[str, ...], shape: tuple[int, int], dtype: str) -> Tensor:
+        found = [info for name in names if (info := self.checkpoint.in_file(name))]
+        return self._tensor(found, shape, dtype)
+
+    def _tensor(self, pieces: Iterable[TensorInfo], shape: Iterable[int], dtype: str) -> Tensor:
         import paddle
 
         tensor = paddle.empty(list(shape), dtype)
-        found = [info for name in names if (info := self.checkpoint.in_file(name))]
-        self.uploader.upload(tensor, found)
+        self.uploader.upload(tensor, pieces)
         return tensor
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ from predict.loading.layouts.online import Online
 from predict.loading.model import Weights
 from predict.loading.sources import CheckpointSource, RandomSource, WeightSource
 from predict.nn.blocks import Block, Linear
-from predict.nn.kinds.mlp import MlpBlock
 from predict.nn.plans import (
     LayerPlan,
     LinearPlan,
@@ -237,7 +236,7 @@ class TowerWeights:
         source, model, platform = text.source, text.config.model, text.platform
         if isinstance(source, CheckpointSource):  # a GPU's own has ended its copies with the text
             source = CheckpointSource(source.checkpoint)
-        wide = self._layers([[*map(_widened, layer)] for layer in spec.layers])
+        wide = self._layers([[each.widened(WIDTH) for each in layer] for layer in spec.layers])
         linears = [linear for _, products in self.mergers for linear in products]
         linears += [each for layer in self.layers for block in layer for _, each in block.linears()]
         builder = DecoderBuilder(
@@ -316,14 +315,6 @@ class TowerWeights:
             Quantized(values, None), dtype, platform.compiled, platform.place
         )
         return Linear("dense", tensors, None, size, width)
-
-
-def _widened(block: Block) -> Block:
-    """The block with features between its products that fast products take."""
-    if not isinstance(block, MlpBlock):
-        return block
-    size = -(-block.intermediate_size // WIDTH) * WIDTH
-    return replace(block, intermediate_size=size)
 
 
 def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:

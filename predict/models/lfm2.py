@@ -1,7 +1,5 @@
 """LFM2: most layers have a short gated convolution, some attention with normed heads."""
 
-from typing import Any
-
 from predict.models.qwen3_next import layers_with
 from predict.nn.blocks import Norm
 from predict.nn.hf_config import GLOBAL_LAYERS, ConfigReader, llama_like
@@ -40,27 +38,34 @@ def inner_size(config: ConfigReader) -> int:
 def spec(config: ConfigReader) -> DecoderSpec:
     config.must_be("block_use_swiglu", True)
     config.must_be("use_pos_enc", True)
-    hidden_size = config.get_int("hidden_size", 2560)
     for key in ("conv_dim", "conv_dim_out"):
-        config.must_be(key, hidden_size)
+        config.must_be(key, config.get_int("hidden_size", 2560))
+    count = config.get_int("num_hidden_layers", 32)
+    full = config.get_ints("full_attn_idxs", count)
+    default = [GLOBAL_LAYERS if i in full else CONV_LAYERS for i in range(count)]
+    if config.values.get("full_attn_idxs") is None:
+        default = [GLOBAL_LAYERS] * count
+    tied = config.get_bool("tie_embedding", True)
+    return hybrid_like(config, inner_size(config), default, tied)
+
+
+def hybrid_like(
+    config: ConfigReader, intermediate_size: int, default: list[str], tied: bool
+) -> DecoderSpec:
+    """DecoderSpec with MLPs of this size. default: layer_types where config.json has none."""
     norm = Norm(epsilon=config.get_float("norm_eps", 1e-5))
-    changes: dict[str, Any] = {"tied": config.get_bool("tie_embedding", True)}
     dense = llama_like(
         config,
         attention={"qk_norm": norm},
-        mlp={"intermediate_size": inner_size(config)},
+        mlp={"intermediate_size": intermediate_size},
         norm=norm,
         activation="silu",
         theta=1000000.0,
-        **changes,
+        tied=tied,
     )
-    full = config.get_ints("full_attn_idxs", dense.num_layers)
-    default = [GLOBAL_LAYERS if i in full else CONV_LAYERS for i in range(dense.num_layers)]
-    if config.values.get("full_attn_idxs") is None:
-        default = [GLOBAL_LAYERS] * dense.num_layers
     has_conv = layers_with(config, CONV_LAYERS, default)
     block = ShortConvBlock(
-        hidden_size,
+        dense.hidden_size,
         config.get_int("conv_L_cache", 3),
         norm=norm,
         conv_bias=(bias := config.get_bool("conv_bias", False)),

@@ -28,7 +28,10 @@ OF_PICTURES = ("mrope_section", "mrope_interleaved")
 
 
 def delta_net(config: ConfigReader, grouped: bool) -> DeltaNetBlock:
-    """The delta net of a config.json. grouped: the order of its rows, see DeltaNetBlock."""
+    """The delta net of a config.json. grouped: the order of its rows, see DeltaNetBlock.
+
+    "linear_grouped_rows" and "linear_tiled_value_heads" are what predict.gguf says of its files.
+    """
     config.must_be("mamba_ssm_dtype", "float32")
     if config.activation() != "silu":
         raise config.wrong("hidden_act", "silu, the activation of the delta net's convolution")
@@ -36,7 +39,11 @@ def delta_net(config: ConfigReader, grouped: bool) -> DeltaNetBlock:
     if gate not in GATES:
         raise config.wrong("output_gate_type", ", ".join(GATES))
     epsilon = config.get_float("rms_norm_eps", 1e-6)
-    fields: dict[str, Any] = {"gate": GATES[gate], "grouped_rows": grouped}
+    fields: dict[str, Any] = {
+        "gate": GATES[gate],
+        "grouped_rows": config.get_bool("linear_grouped_rows", grouped),
+        "tiled_heads": config.get_bool("linear_tiled_value_heads", False),
+    }
     try:
         return DeltaNetBlock(
             config.get_int("linear_num_key_heads", 16),

@@ -53,7 +53,7 @@ def adapted_slots(block: Block, hidden_size: int) -> Iterator[LinearSlot]:
 def part_sizes(block: Block, name: str, hidden_size: int) -> tuple[int, ...]:
     """Output features of each part of a linear that adapters may change, such as gate and up."""
     slots = adapted_slots(block, hidden_size)
-    return next(slot.part_sizes for slot in slots if slot.name == name)
+    return next(block.adapted_parts(slot) for slot in slots if slot.name == name)
 
 
 def paged_slots(spec: DecoderSpec) -> Iterator[PagedSlot]:
@@ -62,7 +62,7 @@ def paged_slots(spec: DecoderSpec) -> Iterator[PagedSlot]:
         for number, block in enumerate(layer):
             for slot in adapted_slots(block, spec.hidden_size):
                 name = f"layers_{index}_{number}_{slot.name}"
-                yield PagedSlot(name, slot.part_sizes, slot.in_features)
+                yield PagedSlot(name, block.adapted_parts(slot), slot.in_features)
 
 
 def page_tensors(spec: DecoderSpec, num_pages: int, is_packed: bool) -> dict[str, list[int]]:

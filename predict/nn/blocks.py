@@ -32,7 +32,7 @@ NORM_KINDS: tuple[NormKind, ...] = get_args(NormKind)  # numbered as in csrc/inc
 FUNCTIONS: tuple[Function, ...] = get_args(Function)
 PositionKind = Literal["rotary", "alibi", "none"]
 Placement = Literal["output", "sum"]
-Source = Literal["input", "normed"]
+Source = Literal["input", "normed", "none"]
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,16 @@ class Activation:
 class Residual:
     """A block's sum: input_scale * source + output_scale * the block's last product.
 
-    source: the block's input, or its normed input.
+    source: the block's input, its normed input, or nothing.
     """
 
     source: Source = "input"
     input_scale: float = 1.0
     output_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.source == "none" and (self.input_scale, self.output_scale) != (1.0, 1.0):
+            raise ValueError("a sum of nothing and a product has no scales")
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class StateTensor(NamedTuple):
     name: str
     shape: tuple[int, ...]  # of one request
     dtype: str = "float32"
+    may_round: bool = False  # whether DecoderSpec.state_dtype says its dtype
 
 
 Slot: TypeAlias = LinearSlot | HeadSlot | TableSlot | NormSlot | HeadNormSlot
@@ -260,6 +265,10 @@ class Block:
             "--tensor_parallel_degree 1"
         )
 
+    def joined(self, before: Block) -> tuple[Block, Block]:
+        """The block before it and itself, of a rank, with one sum over ranks where they can."""
+        return before, self
+
     @property
     def cuts(self) -> Mapping[str, Cut]:
         """By slot how ranks share it; those that are not named are whole on each."""
@@ -293,6 +302,10 @@ class Block:
     def row_groups(self, slot: LinearSlot, names: WeightNames) -> int:
         """Groups of a linear's rows where its parts have one name; 0: parts lie one by one."""
         return 0
+
+    def adapted_parts(self, slot: LinearSlot) -> tuple[int, ...]:
+        """Outputs of the parts of a linear, each of which has an A of its own in adapters."""
+        return slot.part_sizes
 
     @property
     def is_fused(self) -> bool:
@@ -332,6 +345,10 @@ class Block:
 
     def in_form(self, form: str) -> Block:
         """The block computed in this form, where its kind has several."""
+        return self
+
+    def widened(self, multiple: int) -> Block:
+        """The block with a multiple of so many features between its products, zeros behind."""
         return self
 
 
@@ -487,8 +504,10 @@ class BlockWeights:
             made = ops.sum_ranks(made)
         if of == "output":
             made = normed(ops, made, self.post_norm, self.block.post_norm)
-        source = x if residual.source == "normed" else hidden
-        total = ops.add(source, made, residual.input_scale, residual.output_scale)
+        total = made
+        if residual.source != "none":
+            source = x if residual.source == "normed" else hidden
+            total = ops.add(source, made, residual.input_scale, residual.output_scale)
         return normed(ops, total, self.post_norm, self.block.post_norm) if of == "sum" else total
 
 

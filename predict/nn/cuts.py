@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from predict.errors import UserError
-from predict.nn.blocks import Slot, slot_share
+from predict.nn.blocks import Block, Slot, slot_share
 from predict.nn.plans import (
     BlockPlan,
     ExpertsPlan,
@@ -50,8 +50,14 @@ def local_spec(
             f"expert_parallel_degree {size} gives ranks whole experts, and {spec.model_type} has "
             "none; leave it out"
         )
-    layers = tuple(tuple(block.shared(ranks)[0] for block in layer) for layer in spec.layers)
+    layers = tuple(_joined([block.shared(ranks)[0] for block in layer]) for layer in spec.layers)
     return replace(spec, layers=layers, share=Share(spec, ranks))
+
+
+def _joined(layer: list[Block]) -> tuple[Block, ...]:
+    for index in range(1, len(layer)):
+        layer[index - 1 : index + 1] = layer[index].joined(layer[index - 1])
+    return tuple(layer)
 
 
 # Of a whole linear: its columns as groups of them have one scale, where that is another order.

@@ -103,15 +103,6 @@ class Feed:
 
         return parts[0] if len(parts) == 1 else paddle.concat(list(parts), axis=1)
 
-    def of_tokens(self, logits: Tensor, columns: Tensor | None) -> Tensor:
-        """float32 [R, V] of logits [R, D]; -inf for tokens that the drafter does not know."""
-        import paddle
-
-        if columns is None:
-            return logits
-        nothing = paddle.full([logits.shape[0], 1], -np.inf, logits.dtype)
-        return paddle.index_select(paddle.concat([logits, nothing], axis=1), columns, axis=1)
-
 
 class ChainForward:
     """Runs a chain drafter over its own caches. See predict.engine.runner.networks.Forward.
@@ -140,8 +131,7 @@ class ChainForward:
         if rows != RowKind.ALL:
             output = ops.take(output, inputs.logit_indices)
         fed = ops.before_head(output, head) if form.feeds_normed else output
-        logits = self.feed.of_tokens(ops.logits(output, head), self.drafter.columns)
-        return StepOutputs(logits, {FED: fed})
+        return StepOutputs(ops.logits(output, head), {FED: fed})
 
     def _joined(self, states: Tensor) -> Tensor:
         """One state [R, H] of those of all taps, side by side."""
@@ -173,8 +163,8 @@ class ChainForward:
         mixed = ops.paged_attention(query, weights, tuple(written), inputs, None)
         made = weights.product(ops, mixed, "out", step)
         hidden = ops.add(residual, ops.sum_ranks(made) if weights.block.partial else made)
-        for block in others:
-            hidden, _ = block.run(ops, hidden, step)
+        for block in others:  # without a cache
+            hidden, _ = ops.block(hidden, block, BlockStep(inputs=inputs))
         return hidden
 
 
@@ -195,8 +185,7 @@ class MedusaForward:
         states = self.feed.states(MEDUSA_TAPS, inputs.token_ids.shape[0])
         for linear in self.heads.blocks[head]:
             states = ops.add(states, ops.activate(ops.linear(states, linear), SILU))
-        logits = ops.logits(states, self.heads.heads[head])
-        return StepOutputs(self.feed.of_tokens(logits, self.heads.columns))
+        return StepOutputs(ops.logits(states, self.heads.heads[head]))
 
 
 def _stacked(norms: Sequence[NormWeights]) -> NormWeights | None:

@@ -15,7 +15,9 @@ from typing import NamedTuple, TypeAlias
 from predict.errors import UserError
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # [begin, end) each, one behind the other
-ALIGNED = 32  # inner features that kernels of CPUs take at once: a share has whole ones if it can
+# Inner features that kernels of CPUs take at once, and those that all kernels of GPUs take: a share
+# has whole ones if it can.
+ALIGNED, LEAST_ALIGNED = 32, 16
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Ranks:
 
         Raises UserError for too few units.
         """
-        units = (lcm(self.unit, ALIGNED), self.unit)
+        units = (lcm(self.unit, ALIGNED), lcm(self.unit, LEAST_ALIGNED), self.unit)
         unit = next((u for u in units if size % u == 0 and size // u >= self.size), self.unit)
         name = "inner features" if unit == 1 else f"groups of {unit} inner features"
         ((begin, end),) = self.nearly_alike(-(-size // unit), name).ranges

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from predict.config.model import DTYPE_BYTES
 from predict.errors import UserError
 from predict.nn.blocks import Block, CachingBlock, HeadSlot, LinearSlot, Norm, StateTensor
 from predict.nn.cache_formats import KV_FORMATS, CacheRows, KvFormat, kv_format_of
@@ -132,6 +133,7 @@ class DecoderSpec:
     share: Share | None = None  # None: it is whole
     vision: VisionSpec | None = None  # the tower whose rows stand for pictures in prompts
     makes_text: bool = True  # it has a head whose logits are of the next token
+    state_dtype: str = "float32"  # of states that may be rounded
 
     def __post_init__(self) -> None:
         for index, layer in enumerate(self.layers):
@@ -157,12 +159,22 @@ class DecoderSpec:
     @cached_property
     def states(self) -> tuple[tuple[StateTensor, ...], ...]:
         """What each layer keeps of a request beside the cache; () for a layer without a state."""
-        return tuple(layer[0].states for layer in self.layers)
+        return tuple(
+            tuple(
+                each._replace(dtype=self.state_dtype) if each.may_round else each
+                for each in layer[0].states
+            )
+            for layer in self.layers
+        )
 
     @property
     def state_bytes(self) -> int:
         """Bytes of all states of one request."""
-        return sum(4 * math.prod(each.shape) for layer in self.states for each in layer)
+        return sum(
+            DTYPE_BYTES[each.dtype] * math.prod(each.shape)
+            for layer in self.states
+            for each in layer
+        )
 
     @cached_property
     def rotary_dims(self) -> tuple[int, ...]:
@@ -205,12 +217,13 @@ class DecoderSpec:
         )
         return replace(self, layers=tuple(layers))
 
-    def with_latent_form(self, form: str) -> DecoderSpec:
-        """The spec with its latent attention computed in this form."""
-        made = self.with_blocks(Block, lambda _, block: block.in_form(form))
+    def with_forms(self, latents: str, states: str = "float32") -> DecoderSpec:
+        """The spec with its latent attention computed in this form, its states in that dtype."""
+        made = self.with_blocks(Block, lambda _, block: block.in_form(latents))
+        made = replace(made, state_dtype=states)
         if self.share is None:
             return made
-        whole = self.share.whole.with_latent_form(form)
+        whole = self.share.whole.with_forms(latents, states)
         return replace(made, share=replace(self.share, whole=whole))
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 JOINED_GATE_UP = "mlp.experts.{expert}.gate_up_proj"
 SEPARATE_GATE = ".mlp.experts.0.gate_proj."
+DELTA_PARTS = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")  # in place of one matrix
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class WeightNames:
                 names = replace(names, experts_transposed=_are_transposed(tensors, joined))
         elif any(SEPARATE_GATE in name for name in tensors):
             names = self._with_joined_experts().with_separate_experts()
+        if any(f"{DELTA_PARTS[0]}." in name for name in tensors):
+            names = replace(names, delta_qkvz=DELTA_PARTS)
         return names._with_found_base(tensors)
 
     def with_separate_experts(self) -> WeightNames:

@@ -95,6 +95,11 @@ class BoundLayers:
         runs = self._runs_of(part or (0, len(self._pairs)))
         return in_turn(self.ops, runs, hidden, inputs, tree_mask, rows)[0]
 
+    def forget(self) -> None:
+        """Gathers the tensors again with the next call: their memory is another one."""
+        self._runs.clear()
+        self._kept.clear()
+
     def _runs_of(self, part: tuple[int, int]) -> list[JoinedLayers]:
         found = self._runs.get(part)
         if found is None:

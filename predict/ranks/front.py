@@ -77,13 +77,10 @@ class Ready(NamedTuple):
 class _Group:
     """The processes, and the thread that starts and watches them: they end with that thread."""
 
-    def __init__(
-        self, settings: Mapping[str, Any], size: int, timeout: float, threads: int, module: str
-    ):
+    def __init__(self, settings: Mapping[str, Any], size: int, timeout: float, module: str):
         self.size, self.timeout = size, timeout
-        self._threads = threads
         self.failure: str | None = None  # why all have ended
-        self.is_asked = True  # whether they have something to do: they load, or a step runs
+        self.is_asked = False  # whether they have something to do: they load, or a step runs
         self.on_failure: Callable[[], None] = lambda: None
         self.processes: list[subprocess.Popen[bytes]] = []
         fds = [Channels.create(size), os.memfd_create("regatta-sums"), os.memfd_create("config")]
@@ -91,7 +88,7 @@ class _Group:
         os.write(fds[2], json.dumps(settings).encode())
         self.channels = Channels.open(fds[0], size)
         self._sums = mmap.mmap(fds[1], LINE * (1 + size))
-        words = map(str, (module, *fds, size, threads, os.getpid()))
+        words = map(str, (module, *fds, size, os.getpid()))
         self._arguments = [sys.executable, "-c", RUN_MODULE, *words]
         self._fds = fds
         self._closing, self._started = threading.Event(), threading.Event()
@@ -111,7 +108,7 @@ class _Group:
                         pass_fds=self._fds,
                         stdin=subprocess.DEVNULL,
                         stdout=2,  # answers are the front's
-                        env=_environment(self._threads),
+                        env=_environment(self.size),
                     )
                 )
         except OSError as error:
@@ -204,14 +201,9 @@ class Ranks:
         size: int,
         timeout: float,
         module: str = "predict.rank_process",
-        num_cores: int = 1,
     ):
-        """Starts them. settings: of EngineConfig. timeout: seconds without progress.
-
-        num_cores: for all ranks together.
-        """
-        threads = max(num_cores // size, 1)
-        self._group = group = _Group(settings, size, timeout, threads, module)
+        """Starts them. settings: of EngineConfig. timeout: seconds without progress."""
+        self._group = group = _Group(settings, size, timeout, module)
         self.size, self._channels = size, group.channels
         self._early: list[deque[Arrays]] = [deque() for _ in range(size)]  # read, and not asked for
         self._num_asked = 0  # answers of rank 0 that are not read
@@ -233,6 +225,11 @@ class Ranks:
             raise EngineError(self._group.failure)
         if not self.close.alive:
             raise EngineError("the ranks were ended")
+
+    def load(self, num_cores: int) -> None:
+        """Has them load: until then they do what needs no front. num_cores: for all together."""
+        self._group.is_asked = True
+        self.send(Down.START, [np.array([max(num_cores // self.size, 1)], np.int64)])
 
     def ready(self) -> list[Ready]:
         """Waits until all are loaded. Raises UserError and EngineError; then all have ended."""
@@ -393,16 +390,21 @@ class RanksRunner:
 
     def launch(self, inputs: StepInputs, choices: Choices) -> StepTokens:
         sent, self._sent = self._sent, {}  # nothing is, behind a step that fails
-        self._hidden.clear()  # of earlier steps no rank has any more
+        hidden = self._new_states(choices.taps)
         asked = [
             *step_arrays(self._which, inputs),
             *choices_arrays(choices, self._vocab_size, sent),
         ]
         tokens = arrays_tokens(self._ranks.ask(Down.LAUNCH, asked))
-        # They stay there: see predict.ranks.drafts.
-        tokens.hidden = self._hidden = {tap: cast(Any, None) for tap in choices.taps}
+        tokens.hidden = hidden
         self._sent = sent_behind(choices, sent)
         return tokens
+
+    def _new_states(self, taps: Sequence[str]) -> dict[str, Any]:
+        """Those of the next step, which stay there: see predict.ranks.drafts."""
+        self._hidden.clear()  # of earlier steps no rank has any more
+        self._hidden = {tap: cast(Any, None) for tap in taps}
+        return self._hidden
 
     def check(self) -> None:
         """Raises EngineError where the ranks have ended by themselves."""
@@ -430,8 +432,9 @@ def _sums_bytes(size: int) -> int:
     return LINE * (1 + MOST_RANKS) + 2 * size * SLOT_BYTES
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """This process's environment, with a checkout on Python's path, and a rank's threads."""
+def _environment(size: int) -> dict[str, str]:
+    """This process's environment, with a checkout on Python's path, and threads of `size` ranks."""
+    threads = max(len(os.sched_getaffinity(0)) // size, 1)
     root, found = Path(__file__).resolve().parents[2], dict(os.environ)
     if (root / "pyproject.toml").is_file():  # site-packages would come ahead of Python's own
         paths = [str(root), found.get("PYTHONPATH", "")]

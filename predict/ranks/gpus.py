@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from predict.device import communicator, devices
-from predict.errors import UserError
+import os
+import shutil
 
+from predict.device import communicator, devices, library
+from predict.errors import UserError
+from predict.system.notes import LOG
+
+SHARED_MIB = 32  # of /dev/shm that NCCL takes for a rank, where GPUs reach each other through it
 MOST = 16  # Exchange::kMaxRanks in csrc/cuda/ranks/exchange.cuh
 
 
@@ -54,9 +59,57 @@ def device_of(device: str, rank: int | None, size: int) -> str:
     return "cpu" if rank is None else f"gpu:{found[rank]}"
 
 
-def open_gpus(device: str, rank: int, size: int) -> None:
-    """Opens all ranks' memory to this one's GPU, which is current. All ranks call it.
+def open_gpus(device: str, rank: int, size: int, batch_invariant: bool) -> None:
+    """Opens all ranks' memory to this one's GPU, which is current, and NCCL where that is better.
 
-    Raises UserError where a GPU cannot reach another.
+    All ranks call it. batch_invariant: never NCCL, whose sums depend on their size. Raises
+    UserError where a GPU reaches no other.
     """
-    communicator.open_gpus(gpus_of(device, size), rank)
+    gpus = gpus_of(device, size)
+    links = devices.driver_info().slowest_link(gpus)
+    if batch_invariant and not links:
+        raise UserError(
+            f"{_without_links(gpus)}, and NCCL's sums depend on their size: leave out "
+            "--batch_invariant, or use GPUs that are linked (nvidia-smi topo -p2p w)"
+        )
+    if not batch_invariant and communicator.wants_nccl(size, links):
+        _open_nccl(gpus, rank, links)
+    if links:
+        communicator.open_gpus(gpus, rank, links)
+
+
+def _without_links(gpus: list[int]) -> str:
+    return f"GPUs {', '.join(map(str, gpus))} do not reach each other's memory (no peer access)"
+
+
+def _open_nccl(gpus: list[int], rank: int, links: int) -> None:
+    size = len(gpus)
+    os.environ["NCCL_NVLS_ENABLE"] = "0"  # multicast is not ours to set up
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # graphs are recorded anew over other memory
+    try:
+        communicator.open_nccl(devices.nccl_path(), gpus[rank], rank, size, alone=not links)
+    except library.LibraryError as error:
+        if links:  # it would be faster, and no more
+            if rank == 0:
+                LOG.warning(f"sums of ranks go without NCCL: {error}")
+            return
+        room = shutil.disk_usage("/dev/shm").free
+        hint = (
+            f"; /dev/shm has {room >> 20} MiB of room, and NCCL wants some {SHARED_MIB} for each "
+            "rank: start the container with --shm-size=1g"
+            if room < size * SHARED_MIB << 20
+            else "; install it (pip install nvidia-nccl-cu13), or use GPUs that are linked"
+        )
+        raise UserError(f"{_without_links(gpus)}, and NCCL does not start: {error}{hint}") from None
+
+
+def sums_of(info: devices.DriverInfo) -> str:
+    """How ranks on all GPUs of a machine would add their parts: a line for a user."""
+    count = len(info.gpus)
+    link = info.slowest_link(range(count))
+    if not link:
+        return f"{count} GPUs without peer access: by NCCL (pip install nvidia-nccl-cu13)"
+    way = f"{count} GPUs write into each other's memory over {devices.LINKS[link]}"
+    if link == 1 and count > 2:
+        way += "; NCCL adds parts of more than 64 KiB, where it is installed"
+    return way

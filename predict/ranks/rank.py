@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 Others = Mapping[Down, Callable[[list[Any]], Arrays]]
+Told = Callable[[StepTokens, StepInputs], Arrays | None]
 
 
 class Rank:
@@ -42,13 +43,19 @@ class Rank:
         self._num_done = 0
         self._tells = threading.Lock()
         # What answers a launch, and waits for answers on their way: see predict.ranks.ahead.
-        self.told: Callable[[StepTokens], Arrays | None] = _told
+        self.told: Told = _told
         self.settle: Callable[[], object] = lambda: None
 
     def got_on(self) -> None:
         """Notes progress: a step, a weight."""
         self._num_done += 1
         self._channels.progress.store(self.rank, self._num_done)
+
+    def wait_for_start(self) -> int:
+        """Waits until the front says that all may load; the threads that this one has."""
+        kind, arrays = opened(self._channels.down.read(self.rank, _wait))
+        assert kind == Down.START
+        return int(cast("Any", arrays[0])[0])
 
     def tell(self, kind: Up, arrays: Arrays) -> None:
         """Sends a message to the front."""
@@ -92,7 +99,7 @@ def _done(
     runners: Sequence[Runner],
     known: Sequence[dict[int, list[int]]],
     others: Others,
-    told: Callable[[StepTokens], Arrays | None],
+    told: Told,
 ) -> Arrays | None:
     """Does what a message says; what answers it.
 
@@ -107,14 +114,14 @@ def _done(
     which, inputs = arrays_step(arrays)
     if kind == Down.LAUNCH:
         tokens = runners[which].launch(inputs, arrays_choices(arrays[NUM_INPUTS:], known[which]))
-        return told(tokens)
+        return told(tokens, inputs)
     taps = array_names(arrays[NUM_INPUTS])
     outputs = runners[which].run(inputs, taps)
     tensors = [outputs.logits, *(outputs.hidden[tap] for tap in taps)]
     return [None if each is None else each.cpu().astype("float32").numpy() for each in tensors]
 
 
-def _told(tokens: StepTokens) -> Arrays:
+def _told(tokens: StepTokens, inputs: StepInputs) -> Arrays:
     """The tokens of a step, once they are known."""
     return tokens_arrays(tokens.take(), tokens.logprobs())
 

@@ -20,12 +20,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def action(signals: Signals) -> int:
         flags = parse(sys.argv[1:] if argv is None else argv)
-        from predict.server.from_flags import server_config
+        from predict.server.from_flags import server_config, several_configs
 
-        config, notes = server_config(flags)
+        several, notes = several_configs(flags), list[str]()
+        if several is None:
+            config, notes = server_config(flags)
+        else:
+            config = next(iter(several.values()))
         from predict.server.run import run
 
-        return run(config, notes)
+        return run(config, notes, several=several)
 
     return run_command(action)
 

@@ -6,7 +6,8 @@ import asyncio
 import atexit
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from predict.server.access_log import MAX_PATH, AccessLog, request_id
 from predict.server.answers import to_json
+from predict.server.asked import asked_priority
 from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
 from predict.server.config import ServerConfig
 from predict.server.context import RECORD, Context, Record
@@ -35,10 +37,12 @@ from predict.server.routes import routers
 from predict.server.routes._common import json_response
 from predict.server.served_models import ServedModels
 from predict.server.store import Store
+from predict.server.tracing import Tracer
 from predict.system.notes import LOG
 
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
-_HEADERS = b"authorization, content-type, x-request-id, x-api-key, anthropic-version"
+_HEADERS = b"authorization, content-type, x-request-id, x-priority, x-api-key, anthropic-version"
+_UNTRACED = frozenset({*OPEN_PATHS, "/metrics"})  # health checks, and what asks every minute
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes yields to the event loop
 
 
@@ -58,8 +62,14 @@ def create_app(
     lifecycle: Lifecycle | None = None,
     metrics: Metrics | None = None,
     log: AccessLog | None = None,
+    tracer: Tracer | None = None,
+    take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None,
 ) -> FastAPI:
-    """The application in front of an engine. lifecycle, metrics, log: None makes new ones."""
+    """The application in front of an engine. lifecycle, metrics, log: None makes new ones.
+
+    tracer: None: nothing is traced. take_turn: of one of several models, see Rota.
+    `app.state.context` is its context.
+    """
     if config.access_log and log is None:
         log = AccessLog()
         atexit.register(log.close)
@@ -75,6 +85,8 @@ def create_app(
         Store(config.max_stored_responses, config.max_stored_bytes),
         log if config.access_log else None,
         package_version(),
+        tracer,
+        take_turn,
     )
     app = FastAPI(
         title="Regatta",
@@ -84,6 +96,7 @@ def create_app(
         openapi_url=None,
         redirect_slashes=False,
     )
+    app.state.context = context
     paths = ["/openapi.json"]
     for router in routers(context):
         app.include_router(router)
@@ -139,7 +152,7 @@ class _Gate:
         ends = sorted(named, key=lambda each: -len(each[1]))
         self._patterns = [(*each[:2], each[2].replace(":path", "")) for each in ends]
         self._context = context
-        self._keys = Keys(context.config.api_keys)
+        self._keys = Keys(context.config.api_keys, context.config.api_key_file)
         self._origins = frozenset(context.config.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,6 +169,8 @@ class _Gate:
         scope[RECORD] = record
         route = self._pattern_of(scope["path"])
         answer = _Answer(send, record, self._cors(headers))
+        if context.tracer is not None and route not in _UNTRACED:
+            record.trace = context.tracer.begin(headers, record.request_id)
         context.metrics.request_began(route)
         context.lifecycle.enter()
         try:
@@ -164,6 +179,8 @@ class _Gate:
             context.lifecycle.leave()
             seconds = time.perf_counter() - record.started
             context.metrics.request_ended(route, answer.status, seconds, record.error)
+            if record.trace is not None:
+                record.trace.end(route, answer.status, record.error)
             if context.log is not None:
                 context.log.add(_line(scope, record, answer, seconds))
 
@@ -177,14 +194,22 @@ class _Gate:
                 return
             sent = (headers.get(name) for name in ("authorization", "x-api-key"))
             keys = (None if key is None else key.encode("latin-1") for key in sent)
-            answer.record.owner = self._keys.check(scope["path"], *keys)
+            record = answer.record
+            record.key = self._keys.check(scope["path"], *keys)
+            if record.key.name:
+                record.log["key"] = record.key.name
+            record.priority = asked_priority(headers.get("x-priority"))
             if self._context.lifecycle.draining and not _is_open(scope["path"]):
                 raise ApiError(
                     503,
                     "the server is ending; ask another one",
                     headers={"Retry-After": self._context.retry_after, "Connection": "close"},
                 )
-            await self._app(scope, receive, answer)
+            if self._context.take_turn is None or scope["method"] != "POST":
+                await self._app(scope, receive, answer)
+                return
+            async with self._context.take_turn(record.deadline):
+                await self._app(scope, receive, answer)
         except (ApiError, EngineDied) as raised:
             error = self._context.unavailable() if isinstance(raised, EngineDied) else raised
             answer.record.error = error.code

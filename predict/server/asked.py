@@ -14,6 +14,7 @@ from predict.guide import Guide
 from predict.request import SAMPLING_KEYS, SamplingParams
 from predict.server.config import ServerConfig
 from predict.server.errors import ApiError, invalid, refused
+from predict.server.key_file import Key
 from predict.server.pictures import Found, asked_picture
 from predict.server.protocol import (
     ChatMessage,
@@ -29,6 +30,7 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "max_new_tokens": ("max_tokens", "max_completion_tokens", "max_new_tokens"),
     "min_length": ("min_length", "min_tokens"),
 }
+_NUMBER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 _GUIDE = re.compile(r"guide\b(\.\w+)?")  # at the beginning of an error about one
 _ELSEWHERE = ("adapter", "answer_form", "guide", "logprobs")  # fields that routes set
 # Kinds of a Guide by vLLM's names: of guided_NAME, and of structured_outputs' fields.
@@ -95,6 +97,35 @@ def given_params(body: GenerationBody) -> tuple[dict[str, Any], dict[str, str]]:
                 )
             given[field], names[field] = value, name
     return given, names
+
+
+def asked_priority(header: str | None) -> int | None:
+    """The priority of a request's X-Priority; None without one. Raises ApiError 400."""
+    if header is None:
+        return None
+    if not _NUMBER.fullmatch(header.strip()):
+        raise invalid("X-Priority", f"X-Priority is {quoted(header[:80])} (allowed: an integer)")
+    try:
+        return SamplingParams(priority=int(header)).priority
+    except UserError as error:
+        raise invalid("X-Priority", str(error).replace("priority", "X-Priority", 1)) from None
+
+
+def ranked(params: SamplingParams, header: int | None, key: Key) -> SamplingParams:
+    """With the priority of a request: of its header, else of its body, within what its key may ask.
+
+    Raises ApiError 400.
+    """
+    wanted = params.priority if header is None else header
+    least = key.min_priority
+    if least is not None and wanted < least:
+        if header is not None or wanted:
+            raise invalid(
+                "priority" if header is None else "X-Priority",
+                f"priority is {wanted}, and this API key asks for {least} and more; raise it",
+            )
+        wanted = least  # nobody asked
+    return params if wanted == params.priority else replace(params, priority=wanted)
 
 
 class Form(NamedTuple):

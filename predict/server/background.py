@@ -17,15 +17,20 @@ from predict.system.notes import LOG
 
 def answer_in_background(
     context: Context,
-    request_id: str,
+    record: Record,
     job: Job,
     events: BlockEvents,
     gone: asyncio.Event,
     sent: Callable[[bytes], None],
 ) -> asyncio.Task[None]:
-    """The task that answers. gone: ends the answer when it is set. sent: takes each event."""
+    """The task that answers. record: of the request that asks, whose key and order it has.
+
+    gone: ends the answer when it is set. sent: takes each event.
+    """
     deadline = asyncio.get_running_loop().time() + context.config.request_timeout
-    scope: Scope = {"type": "http", RECORD: Record(request_id, deadline)}
+    request_id = record.request_id
+    own = Record(request_id, deadline, key=record.key, priority=record.priority)
+    scope: Scope = {"type": "http", RECORD: own}
 
     async def receive() -> Message:
         await gone.wait()
@@ -42,7 +47,8 @@ def answer_in_background(
     async def answer() -> None:
         run = Run(context, Request(scope, receive), job, streamed=True)
         try:
-            await Stream(run, job, events)(scope, receive, send)
+            async with context.turn(deadline):
+                await Stream(run, job, events)(scope, receive, send)
         except ApiError as error:
             take(events.fail(error))
         except Exception as error:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from predict.config.engine import EngineConfig, check_params
 from predict.errors import UserError
 from predict.request import MAX_SAMPLES, SamplingParams
+from predict.server.key_file import fits_header, read_keys
 from predict.system.bounds import MAX_SCHEMA_BYTES, MAX_STOPS
 from predict.system.options import Checked, option
 from predict.system.ranges import COUNT, LENGTH, MAX_COUNT, SECONDS, Range
@@ -42,10 +44,21 @@ class ServerConfig(Checked):
         "Keys, one of which a client must show as Authorization: Bearer KEY. When not given, "
         "$REGATTA_API_KEY, which other users of the machine do not see in a list of processes.",
         name="api_key", hidden=True)
+    api_key_file: str | None = option(None,
+        "JSON file of more keys, with names and limits, read again when it changes.",
+        is_file=True)
     served_model_names: tuple[str, ...] = option((),
         "Names of the model in requests; answers have the first. When not given, the name of its "
         "folder.",
         name="served_model_name")
+    model_folders: tuple[str, ...] = option((),
+        "Several models in one server, as name=path name=path: each loads when it is asked for, "
+        "and the one used longest ago goes to sleep where there is no room.",
+        kind="pairs", null_words=())
+    max_models_bytes: int | None = option(None,
+        "Bytes of weights and caches of models that are awake together. When not given, one model "
+        "is awake at a time.",
+        allowed=Range(1, 1 << 50))
     allowed_origins: tuple[str, ...] = option((),
         "Web pages of these origins may ask, as https://example.org, or * for all (CORS).")
     root_path: str = option("",
@@ -99,8 +112,22 @@ class ServerConfig(Checked):
     tokenizer_threads: int = option(2, "Threads that tokenize prompts.", allowed=Range(1, 256))
     access_log: bool = option(True,
         "Write a line of JSON on stderr for each request.", group="What a server says")
+    log_format: str = option("text",
+        "text writes lines for people on stderr, json all of them as JSON, those of requests too.",
+        allowed=("text", "json"))
+    otlp_traces_endpoint: str | None = option(None,
+        "Send spans of requests there, by OTLP over HTTP, as http://127.0.0.1:4318/v1/traces. "
+        "Needs the packages of regatta[otel].")
     log_requests: bool = option(False,
         "Write prompts and answers into these lines too. They may be secret.")
+    enable_sleep_mode: bool = option(False,
+        "Let clients put the model to sleep and wake it up: POST /sleep, /wake_up. With "
+        "--api_key_file, those whose keys have admin.",
+        group="Weights that change")
+    weights_root: str | None = option(None,
+        "Folder below which clients may name weights for the model, of the same shapes: POST "
+        "/update_weights. With --api_key_file, those whose keys have admin.",
+        is_file=True)
     adapter_root: str | None = option(None,
         "Folder that clients load adapters and prefixes from; nothing outside of it is read, "
         "whatever links lead there.",
@@ -111,7 +138,7 @@ class ServerConfig(Checked):
         super().__post_init__()
         object.__setattr__(self, "api_keys", tuple(dict.fromkeys(self.api_keys)))
         for key in self.api_keys:
-            if not key or not key.isascii() or not key.isprintable() or " " in key:
+            if not fits_header(key):
                 raise UserError(
                     f"--api_key or {API_KEY_VARIABLE} has a key that no HTTP header takes "
                     "(allowed: visible ASCII characters); make another one"
@@ -127,6 +154,19 @@ class ServerConfig(Checked):
                 f"--root_path {self.root_path!r} is not supported (allowed: a path that begins "
                 "with a slash and ends with none, as /llm)"
             )
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            raise UserError(
+                f"--otlp_traces_endpoint {endpoint!r} is not supported (allowed: an address, as "
+                "http://127.0.0.1:4318/v1/traces)"
+            )
+        if self.model_folders and (self.enable_sleep_mode or self.weights_root is not None):
+            raise UserError(
+                "--model_folders puts models to sleep and wakes them by itself; leave out "
+                "--enable_sleep_mode and --weights_root"
+            )
+        if self.api_key_file is not None:
+            read_keys(Path(self.api_key_file))
         self._check_adapters()
         check_params(self.params({}), self.engine)
 
@@ -139,6 +179,8 @@ class ServerConfig(Checked):
                 f"{given} needs {missing}: clients load adapters of that folder alone; add "
                 f"{missing}, or leave {given} out"
             )
+        if self.weights_root is not None and not os.path.isdir(self.weights_root):
+            raise UserError(f"--weights_root {self.weights_root} is no folder; make it first")
         if self.adapter_root is not None and not os.path.isdir(self.adapter_root):
             raise UserError(f"--adapter_root {self.adapter_root} is no folder; make it first")
         for name in self.model_names:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +15,14 @@ from predict.server.config import ServerConfig
 from predict.server.engine_client import EngineHandle
 from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
+from predict.server.key_file import NO_KEY, Key
 from predict.server.lifecycle import Lifecycle
 from predict.server.limits import Admission, Held
 from predict.server.metrics import Metrics
 from predict.server.model_text import ModelText
 from predict.server.served_models import ServedModels
 from predict.server.store import Store
+from predict.server.tracing import Trace, Tracer
 from predict.server.wire import ModelInfo
 
 RECORD = "regatta.record"  # the key of a request's Record in its ASGI scope
@@ -34,7 +38,9 @@ class Record:
     log: dict[str, Any] = field(default_factory=dict)
     error: str | None = None  # kind of an error, for the metrics
     body: Held | None = None  # counted bytes, until its prompts are token ids
-    owner: bytes = b""  # of what it stores: tells its API key from others
+    key: Key = NO_KEY  # that was shown
+    priority: int | None = None  # of its header
+    trace: Trace | None = None  # where there is a collector
 
 
 @dataclass
@@ -52,6 +58,14 @@ class Context:
     store: Store
     log: AccessLog | None  # None: nothing is logged
     version: str
+    tracer: Tracer | None = None  # None: nothing is traced
+    # Of a server with several models: when this one is awake, and the others.
+    take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None
+    beside: list[Context] = field(default_factory=list)
+
+    def turn(self, deadline: float) -> AbstractAsyncContextManager[None]:
+        """The length of an answer; see Rota.turn."""
+        return nullcontext() if self.take_turn is None else self.take_turn(deadline)
 
     @property
     def retry_after(self) -> str:
@@ -60,13 +74,15 @@ class Context:
 
     def info(self) -> ModelInfo:
         """The loaded model. Raises ApiError 503 before it is loaded and after the engine's end."""
-        if self.engine.is_ready:
+        if self.engine.is_ready and not self.engine.is_sleeping:
             return self.engine.info
         raise self.unavailable()
 
     def unavailable(self) -> ApiError:
         """The error for a request that no engine can answer."""
-        if self.engine.is_alive:
+        if self.engine.is_ready:
+            what = "the model sleeps; POST /wake_up wakes it"
+        elif self.engine.is_alive:
             what = "the model is loading"
         else:
             what = f"the engine has ended: {self.engine.failure or 'nobody knows why'}"

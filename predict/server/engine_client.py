@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from predict.config.adapters import Change
 from predict.config.engine import EngineConfig
+from predict.config.rest import Rest
 from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
@@ -33,6 +34,7 @@ from predict.server.wire import (
     Add,
     AnswerMetrics,
     AskChange,
+    AskRest,
     AskStats,
     AskVectors,
     Changed,
@@ -41,8 +43,10 @@ from predict.server.wire import (
     Failed,
     FromEngine,
     FromFront,
+    Go,
     Messages,
     ModelInfo,
+    Needs,
     Ready,
     Start,
     StepNews,
@@ -52,6 +56,7 @@ from predict.server.wire import (
     frame,
 )
 
+LOG_FORMAT_VARIABLE = "REGATTA_ENGINE_LOG_FORMAT"  # of the engine's process
 END_SECONDS = 10.0  # that a process may take to end after its last word
 
 
@@ -59,8 +64,8 @@ class EngineDied(RuntimeError):  # noqa: N818  # a state, as the wait for it is 
     """The engine's process has ended: no request can be answered any more."""
 
 
-class AdapterFailed(RuntimeError):  # noqa: N818  # likewise
-    """Loading or unloading an adapter or prefix failed by a fault; nothing has changed."""
+class ChangeFailed(RuntimeError):  # noqa: N818  # likewise
+    """A change of adapters, prefixes or weights failed by a fault."""
 
 
 class Answer(Protocol):
@@ -137,7 +142,17 @@ class EngineHandle(Protocol):
 
         Requests may name what is loaded once this returns. They may not name what is unloaded from
         now on; earlier ones are finished, and a prefix's blocks free behind the last of them.
-        Raises UserError for what does not fit, AdapterFailed, EngineDied.
+        Raises UserError for what does not fit, ChangeFailed, EngineDied.
+        """
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether the model sleeps, or is about to: then nothing can be added."""
+
+    async def rest(self, rest: Rest) -> None:
+        """Sleep, wake-up or other weights, once what was added before has ended.
+
+        Raises UserError for what cannot be, ChangeFailed, EngineDied.
         """
 
     async def vectors(
@@ -152,7 +167,11 @@ class EngineHandle(Protocol):
 class EngineProcess:
     """The engine's process, and the front's end of the socket to it."""
 
-    def __init__(self, arguments: Sequence[str] = ("-m", "predict.server.engine_process")):
+    def __init__(
+        self,
+        arguments: Sequence[str] = ("-m", "predict.server.engine_process"),
+        log_format: str = "text",
+    ):
         """Starts the process. arguments: of Python; tests and benchmarks give other ones."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -160,7 +179,7 @@ class EngineProcess:
                 [sys.executable, *arguments, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env=_environment(),
+                env={**_environment(), LOG_FORMAT_VARIABLE: log_format},
                 # Ctrl-C in a terminal is the front's alone, which finishes what runs.
                 start_new_session=True,
             )
@@ -171,10 +190,13 @@ class EngineProcess:
         """The process's id."""
         return self._process.pid
 
-    def send_config(self, config: EngineConfig) -> None:
-        """Makes the process load a model; Ready or Failed answers."""
+    def send_config(self, config: EngineConfig, asks: bool = False) -> None:
+        """Makes the process load a model; Ready or Failed answers.
+
+        asks: Needs does first, and it loads behind EngineClient.go.
+        """
         with contextlib.suppress(OSError):  # the process has ended: reading reports that
-            self.socket.sendall(frame(Start(config.settings)))
+            self.socket.sendall(frame(Start(config.settings, asks)))
 
     def ended(self) -> str:
         """Waits up to END_SECONDS for the process's end; how it ended, as a predicate."""
@@ -309,6 +331,7 @@ class EngineClient(asyncio.Protocol):
         self._questions: dict[int, asyncio.Future[Any]] = {}
         self._num_asked = 0  # answers and questions, for their ids
         self.num_in_flight = 0
+        self.is_sleeping = False
         self._info: ModelInfo | None = None
         self._failed: Failed | None = None  # the engine's last message
         self.failure: str | None = None
@@ -317,6 +340,7 @@ class EngineClient(asyncio.Protocol):
         """Begins to read the engine's messages."""
         self.loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[None] = self.loop.create_future()
+        self._needs: asyncio.Future[int] = self.loop.create_future()
         self._lost: asyncio.Future[None] = self.loop.create_future()
         await self.loop.create_connection(lambda: self, sock=self._process.socket)
 
@@ -341,6 +365,18 @@ class EngineClient(asyncio.Protocol):
 
     async def ready(self) -> None:
         await asyncio.shield(self._loaded)
+
+    async def needs(self) -> int:
+        """Bytes of a model whose process asks first. Raises EngineDied, UserError."""
+        waits: list[asyncio.Future[Any]] = [self._needs, self._loaded]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if not self._needs.done():
+            await self.ready()  # raises
+        return self._needs.result()
+
+    def go(self) -> None:
+        """Lets such a process load. Raises EngineDied."""
+        self._send(Go())
 
     async def died(self) -> None:
         """Returns when the engine has ended, or cannot be reached."""
@@ -380,7 +416,20 @@ class EngineClient(asyncio.Protocol):
         if changed.refused is not None:
             raise UserError(changed.refused)
         if changed.failed is not None:
-            raise AdapterFailed(changed.failed)
+            raise ChangeFailed(changed.failed)
+
+    async def rest(self, rest: Rest) -> None:
+        was, self.is_sleeping = self.is_sleeping, self.is_sleeping or rest.act == "sleep"
+        try:
+            changed: Changed = await self._ask(lambda question: AskRest(question, rest))
+        except asyncio.CancelledError:  # it goes on, and whoever asks next hears how it ended
+            self.is_sleeping = was
+            raise
+        self.is_sleeping = changed.is_sleeping
+        if changed.refused is not None:
+            raise UserError(changed.refused)
+        if changed.failed is not None:
+            raise ChangeFailed(changed.failed)
 
     async def vectors(
         self, texts: Sequence[Text], scores: bool, adapter: str | None
@@ -468,6 +517,8 @@ class EngineClient(asyncio.Protocol):
             question = self._questions.pop(message.question, None)
             if question is not None and not question.done():
                 question.set_result(message)
+        elif isinstance(message, Needs):
+            self._needs.set_result(message.num_bytes)
         elif isinstance(message, Ready):
             self._info = message.info
             self._loaded.set_result(None)

@@ -23,12 +23,15 @@ from predict.engine.answers import News, Tell
 from predict.engine.embedding import VectorJob
 from predict.engine.samples import Samples, StreamOutput
 from predict.errors import EXIT_FAILURE, UserError
+from predict.rests import Rests
+from predict.server.engine_client import LOG_FORMAT_VARIABLE
 from predict.server.pictures import received_pictures
 from predict.server.wire import (
     Abort,
     Add,
     AnswerMetrics,
     AskChange,
+    AskRest,
     AskStats,
     AskVectors,
     Changed,
@@ -39,6 +42,7 @@ from predict.server.wire import (
     FromFront,
     Messages,
     ModelInfo,
+    Needs,
     Ready,
     Start,
     StepNews,
@@ -49,6 +53,7 @@ from predict.server.wire import (
 )
 from predict.system import notes
 from predict.system.console import say
+from predict.system.json_lines import JsonLines
 
 if TYPE_CHECKING:
     from predict.config.engine import EngineConfig
@@ -150,16 +155,24 @@ class EngineLoop:
         self._pieces: list[tuple[int, list[StreamOutput]]] = []  # not sent yet
         self._ended: list[Ended] = []
         self._jobs: dict[int, VectorJob] = {}  # unfinished, by the front's questions
+        self._rests = Rests(llm)
+        self._later: list[AskVectors] = []  # texts that wait for a rest
 
     def run(self) -> None:
         """Returns when the front says stop. Raises FrontEnded, EngineError."""
         embedder = self._llm.embedder
         while True:
             busy = self._answers.is_busy or embedder.is_busy
+            busy = busy or self._rests.is_waiting
             for message in self._link.received(wait=not busy):
                 if isinstance(message, Stop):
                     return
                 self._obey(message)
+            self._rests.settle()
+            if self._later and not self._rests.is_waiting:
+                later, self._later = self._later, []
+                for each in later:
+                    self._add_texts(each)
             self._llm.check()
             if self._answers.is_busy:
                 self._llm.step()
@@ -181,10 +194,24 @@ class EngineLoop:
             self._link.send(Told(message.question, self._llm.stats()))
         elif isinstance(message, AskChange):
             self._link.send(self._changed(message))
+        elif isinstance(message, AskRest):
+            self._rests.ask(message.rest, partial(self._rested, message.question))
         elif isinstance(message, AskVectors):
-            self._add_texts(message)
-        elif isinstance(message, DropVectors) and message.question in self._jobs:
-            self._llm.embedder.abort(self._jobs.pop(message.question))
+            if self._rests.is_waiting:
+                self._later.append(message)
+            else:
+                self._add_texts(message)
+        elif isinstance(message, DropVectors):
+            self._later = [each for each in self._later if each.question != message.question]
+            if message.question in self._jobs:
+                self._llm.embedder.abort(self._jobs.pop(message.question))
+
+    def _rested(self, question: int, error: Exception | None) -> None:
+        refused = str(error) if isinstance(error, UserError) else None
+        failed = None
+        if error is not None and refused is None:
+            failed = f"{type(error).__name__}: {error}"
+        self._link.send(Changed(question, refused, failed, self._llm.is_sleeping))
 
     def _add_texts(self, message: AskVectors) -> None:
         try:
@@ -297,6 +324,8 @@ def metrics_of(samples: Samples, sent_at: float) -> AnswerMetrics:
         finish_reasons=tuple(request.finish_reason or "" for request in requests),
         num_draft_tokens=sum(request.num_draft_tokens for request in requests),
         num_accepted_draft_tokens=sum(each.num_accepted_draft_tokens for each in requests),
+        guide_seconds=None if samples.guide is None else since(samples.begun_time),
+        text_seconds=samples.text_seconds,
     )
 
 
@@ -332,6 +361,25 @@ def check_pooling_files(config: EngineConfig) -> None:
     read_pooling(name, read_spec(name, config.model.model_type)[0], config.model.pooling)
 
 
+def needed_bytes(config: EngineConfig) -> int:
+    """Bytes of a model's weights and its cache, before a weight is read. Raises UserError."""
+    from predict.build import Builder
+    from predict.loading.memory import bytes_per_token, num_cache_blocks
+    from predict.loading.model import open_weights
+
+    builder = Builder(config, None)
+    made, spec = builder.config, builder.spec
+    weights = open_weights(made, spec, builder.reader, builder.platform)
+    weights.source.close()
+    if builder.platform.gpu is not None and made.cache.num_cache_blocks is None:
+        raise UserError(
+            "--model_folders on a GPU needs --num_cache_blocks: else the first model takes all "
+            "that is free"
+        )
+    num_blocks = made.cache.num_cache_blocks or num_cache_blocks(made, spec)
+    return weights.num_bytes + num_blocks * made.cache.block_size * bytes_per_token(made, spec)
+
+
 def serve(link: Link) -> int:
     """Loads a model and answers the front until Stop; the exit status. Raises FrontEnded."""
     from predict.cli.command import explanation
@@ -345,6 +393,10 @@ def serve(link: Link) -> int:
 
         config = EngineConfig(**start.settings)
         check_pooling_files(config)
+        if start.asks:
+            link.send(Needs(needed_bytes(config)))
+            if isinstance(link.received(wait=True)[0], Stop):
+                return 0
         llm = LLM(config)
         link.send(Ready(info_of(llm)))
         with frozen_objects():
@@ -386,6 +438,8 @@ def ignore_signals() -> None:
 def main(argv: list[str]) -> int:
     """Serves the front at the other end of a socket. argv: the socket's file descriptor."""
     ignore_signals()
+    if os.environ.get(LOG_FORMAT_VARIABLE) == "json":
+        sys.stderr = JsonLines(sys.stderr, "engine")
     sock = socket.socket(fileno=int(argv[0]))
     watch = end_with_front(sock)
     try:

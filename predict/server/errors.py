@@ -36,6 +36,7 @@ _KINDS: Mapping[int, _Kind] = {
     404: _Kind("invalid_request_error", "not_found"),
     405: _Kind("invalid_request_error", "method_not_allowed"),
     408: _Kind("invalid_request_error", "request_timeout"),
+    409: _Kind("invalid_request_error", "conflict"),
     413: _Kind("invalid_request_error", "request_too_large"),
     415: _Kind("invalid_request_error", "unsupported_media_type"),
     429: _Kind("rate_limit_error", "rate_limit_exceeded"),

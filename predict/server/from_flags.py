@@ -58,17 +58,52 @@ def server_config(
     if "api_keys" not in settings and environment.get(API_KEY_VARIABLE):
         settings["api_keys"] = (environment[API_KEY_VARIABLE],)
     config = ServerConfig(engine=engine, sampling_defaults=sampling, **settings)
-    if not config.api_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
+    has_keys = config.api_keys or config.api_key_file
+    if not has_keys and config.host not in ("127.0.0.1", "localhost", "::1"):
         notes.append(
             f"--host {config.host} lets other machines in, and no --api_key is set: whoever "
             "reaches the port may ask"
         )
-    if engine.adapters.allow_adapter_updates and not config.api_keys:
+    if engine.adapters.allow_adapter_updates and not has_keys:
         notes.append(
             "--allow_adapter_updates without --api_key: whoever reaches the port may load and "
             "unload adapters"
         )
+    allowed = {
+        "--enable_sleep_mode": config.enable_sleep_mode,
+        "--weights_root": config.weights_root,
+    }
+    if not has_keys and any(allowed.values()):
+        given = " and ".join(flag for flag, is_given in allowed.items() if is_given)
+        notes.append(f"{given} without --api_key: whoever reaches the port may change the model")
     return config, notes
+
+
+def several_configs(
+    flags: FlagValues, environment: Mapping[str, str] = os.environ
+) -> dict[str, ServerConfig] | None:
+    """The configs of --model_folders by name, each with all other flags; None without any.
+
+    Raises UserError.
+    """
+    listed = flags["model_folders"] or ()
+    if not listed:
+        return None
+    for other in ("model_name_or_path", "served_model_name"):
+        if flags.given(other):
+            raise UserError(f"--model_folders names the models; leave out --{other}")
+    folders: dict[str, str] = {}
+    for text in listed:
+        name, equals, path = text.partition("=")
+        if not (name and equals and path) or name in folders:
+            raise UserError(f"--model_folders has {text!r} (allowed: name=path, each name once)")
+        folders[name] = path
+    found: dict[str, ServerConfig] = {}
+    for name, path in folders.items():
+        values = {**flags.values, "model_name_or_path": path, "served_model_name": (name,)}
+        explicit = flags.explicit | {"model_name_or_path", "served_model_name"}
+        found[name] = server_config(FlagValues(values, explicit, flags.notes), environment)[0]
+    return found
 
 
 def _engine_flags(flags: FlagValues) -> FlagValues:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from predict.errors import UserError
 from predict.server.config import ServerConfig
 from predict.server.errors import ApiError, invalid
+from predict.server.key_file import Key
 from predict.system.files import parse_json
 
 INLINE_BYTES = 16 << 10  # of a body that is parsed at once; a larger one goes to a thread
@@ -32,6 +34,7 @@ class Admission:
         self._config = config
         self._max_body_bytes = MAX_BUFFERED_BODIES * config.max_body_bytes
         self.num_answers = 0
+        self._of_key: Counter[bytes] = Counter()  # the same, by the digest of each key
         self.num_body_bytes = 0
 
     @contextlib.contextmanager
@@ -43,13 +46,15 @@ class Admission:
         finally:
             held.release()
 
-    def check_room(self) -> None:
+    def check_room(self, key: Key) -> None:
         """Raises ApiError 429 where there is no room for a single answer."""
+        self._check_key(key, 1)
         if self.num_answers >= self._config.max_in_flight:
             raise self._full()
 
-    def enter(self, num_answers: int) -> None:
+    def enter(self, num_answers: int, key: Key) -> None:
         """Counts the answers of a request; raises ApiError 429 where there is no room for them."""
+        self._check_key(key, num_answers)
         most = self._config.max_in_flight
         if num_answers > most:
             raise invalid(
@@ -60,10 +65,23 @@ class Admission:
         if self.num_answers + num_answers > most:
             raise self._full()
         self.num_answers += num_answers
+        self._of_key[key.digest] += num_answers
 
-    def leave(self, num_answers: int) -> None:
+    def leave(self, num_answers: int, key: Key) -> None:
         """Stops counting so many answers."""
         self.num_answers -= num_answers
+        self._of_key[key.digest] -= num_answers
+        if not self._of_key[key.digest]:
+            del self._of_key[key.digest]  # a file of keys may change for ever
+
+    def _check_key(self, key: Key, num_answers: int) -> None:
+        """Raises ApiError 429 where those who have a key would have too many answers."""
+        most, has = key.max_queue, self._of_key[key.digest]
+        if most is not None and has + num_answers > most:
+            raise self._busy(
+                f"{has} answers of this API key run or wait already, and the request asks for "
+                f"{num_answers} (allowed: {most})"
+            )
 
     def take_bytes(self, count: int) -> None:
         """Counts bytes of a body; raises ApiError 429 where all bodies have too many."""

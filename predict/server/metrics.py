@@ -7,6 +7,7 @@ another prefix and no more.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -45,6 +46,9 @@ _ANSWERS = (
      "Tokens of all answers to each prompt.", _TOKENS),
 )  # fmt: skip
 
+_BY_MODEL = ("time_to_first_token", "time_per_output_token", "seconds", "num_output_tokens")
+MAX_ADAPTER_LABELS = 256  # clients may load adapters of ever other names; the others are "other"
+
 
 class Metrics:
     """The counters of one server, in a registry of their own. Not thread-safe."""
@@ -60,6 +64,18 @@ class Metrics:
             field: Histogram(f"regatta_{name}", text, buckets=buckets, registry=registry)
             for field, name, text, buckets in _ANSWERS
         }
+        self._by_model = {
+            field: Histogram(
+                f"regatta_by_model_{name}",
+                text,
+                ("model_name", "adapter"),
+                buckets=buckets,
+                registry=registry,
+            )
+            for field, name, text, buckets in _ANSWERS
+            if field in _BY_MODEL
+        }
+        self._adapters: set[str] = set()  # with counts of their own
         self._ended = Counter(
             "regatta_request_success",
             "Answers by the reason of their end.",
@@ -103,6 +119,18 @@ class Metrics:
         for reason in metrics.finish_reasons:
             self._ended.labels(reason).inc()
 
+    def answer_of(self, model: str, adapter: str, metrics: AnswerMetrics) -> None:
+        """Counts the answers to one prompt by model and adapter, "" where it names none."""
+        if adapter and adapter not in self._adapters:
+            if len(self._adapters) < MAX_ADAPTER_LABELS:
+                self._adapters.add(adapter)
+            else:
+                adapter = "other"
+        for field, histogram in self._by_model.items():
+            value = getattr(metrics, field)
+            if value is not None:
+                histogram.labels(model, adapter).observe(value)
+
     def request_began(self, route: str) -> None:
         """Counts a request. route: its pattern, as /v1/models/{name}, never a client's path."""
         self._http_running.labels(route).inc()
@@ -118,78 +146,104 @@ class Metrics:
             self._http_errors.labels(route, error).inc()
 
     def engine_said(
-        self, stats: EngineStats | None, info: ModelInfo | None, names: Iterable[str] = ()
+        self,
+        stats: EngineStats | None,
+        info: ModelInfo | None,
+        names: Iterable[str] = (),
+        model: str = "",
     ) -> None:
-        """Sets the engine's counts; None before it has loaded and once it has ended.
+        """Sets an engine's counts; None before it has loaded and once it has ended.
 
-        names: of the model, as clients write them.
+        names: of the model, as clients write them. model: which of several in the server, whose
+        counts have its name as a label; "": there is one.
         """
-        self._engine.stats, self._engine.info, self._engine.names = stats, info, tuple(names)
+        self._engine.said[model] = Said(stats, info, tuple(names))
 
     def render(self) -> bytes:
         """The text of /metrics, of CONTENT_TYPE."""
         return generate_latest(self.registry)
 
 
+class Said(NamedTuple):
+    """What an engine has said last."""
+
+    stats: EngineStats | None
+    info: ModelInfo | None
+    names: tuple[str, ...]
+
+
 class _EngineCollector(Collector):
-    """The metrics of the engine's own counts."""
+    """The metrics of the engines' own counts."""
 
     def __init__(self) -> None:
-        self.stats: EngineStats | None = None
-        self.info: ModelInfo | None = None
-        self.names: tuple[str, ...] = ()
+        self.said: dict[str, Said] = {}  # by the names of several models; of one, by ""
 
     def collect(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("regatta_engine_up", "Whether the engine answers.")
-        up.add_metric((), float(self.stats is not None))
+        labels = () if "" in self.said or not self.said else ("model_name",)
+        said = self.said or {"": Said(None, None, ())}
+
+        def values(model: str) -> tuple[str, ...]:
+            return (model,) if labels else ()
+
+        up = GaugeMetricFamily("regatta_engine_up", "Whether the engine answers.", labels=labels)
+        for model, each in said.items():
+            up.add_metric(values(model), float(each.stats is not None))
         yield up
-        if self.info is not None:
-            info = GaugeMetricFamily(
-                "regatta_model_info",
-                "What runs; always 1.",
-                labels=("model_name", "model_type", "dtype", "device", "quantization"),
-            )
-            for name in self.names:
-                kind = self.info.quant_type or "none"
-                values = (name, self.info.model_type, self.info.dtype, self.info.device, kind)
-                info.add_metric(values, 1.0)
-            yield info
-        stats = self.stats
-        if stats is None:
+        yield from self._infos()
+        counted = [(values(m), each.stats) for m, each in said.items() if each.stats is not None]
+        if not counted:
             return
-        looked_up = "Tokens looked up in the prefix cache."
-        yield CounterMetricFamily(
-            "regatta_prefix_cache_queries", looked_up, value=stats.num_prompt_tokens
+        queries = CounterMetricFamily(
+            "regatta_prefix_cache_queries", "Tokens looked up in the prefix cache.", labels=labels
         )
-        for field, said in metrics():
-            family = GaugeMetricFamily if said.is_now else CounterMetricFamily
+        for own, stats in counted:
+            queries.add_metric(own, stats.num_prompt_tokens)
+        yield queries
+        for field, metric in metrics():
+            family = GaugeMetricFamily if metric.is_now else CounterMetricFamily
+            extra = (metric.label,) if metric.label else ()
             help_text = field.metadata["option"].help
-            value = getattr(stats, field.name)
-            if not said.label:
-                yield family(f"regatta_{said.name}", help_text, value=value)
-                continue
-            made = family(f"regatta_{said.name}", help_text, labels=(said.label,))
-            for index, count in enumerate(value):
-                made.add_metric((str(index),), count)
+            made = family(f"regatta_{metric.name}", help_text, labels=(*labels, *extra))
+            for own, stats in counted:
+                value = getattr(stats, field.name)
+                if not extra:
+                    made.add_metric(own, value)
+                    continue
+                for index, count in enumerate(value):
+                    made.add_metric((*own, str(index)), count)
             yield made
-        for name, text, part, whole in (
-            (
-                "kv_cache_usage_perc",
-                "Share of the KV cache's blocks that unfinished requests hold, 0 to 1.",
-                stats.num_used_blocks,
-                stats.num_cache_blocks,
-            ),
-            (
-                "prefix_cache_hit_rate",
-                "Share of the prompts' tokens that the prefix cache had, since the start.",
-                stats.num_prefix_hit_tokens,
-                stats.num_prompt_tokens,
-            ),
-            (
-                "spec_decode_draft_acceptance_rate",
-                "Share of draft tokens that stood, since the start.",
-                stats.num_accepted_draft_tokens,
-                stats.num_draft_tokens,
-            ),
-        ):
-            yield GaugeMetricFamily(f"regatta_{name}", text, value=part / whole if whole else 0.0)
+        for name, text, part, whole in _SHARES:
+            share = GaugeMetricFamily(f"regatta_{name}", text, labels=labels)
+            for own, stats in counted:
+                count = getattr(stats, whole)
+                share.add_metric(own, getattr(stats, part) / count if count else 0.0)
+            yield share
+
+    def _infos(self) -> Iterable[Metric]:
+        found = [(each.info, each.names) for each in self.said.values() if each.info is not None]
+        if not found:
+            return
+        info = GaugeMetricFamily(
+            "regatta_model_info",
+            "What runs; always 1.",
+            labels=("model_name", "model_type", "dtype", "device", "quantization"),
+        )
+        for own, names in found:
+            for name in names:
+                kind = own.quant_type or "none"
+                info.add_metric((name, own.model_type, own.dtype, own.device, kind), 1.0)
+        yield info
+
+
+# Shares of counts: the metric's name, its help text, and the fields of EngineStats.
+_SHARES = (
+    ("kv_cache_usage_perc",
+     "Share of the KV cache's blocks that unfinished requests hold, 0 to 1.",
+     "num_used_blocks", "num_cache_blocks"),
+    ("prefix_cache_hit_rate",
+     "Share of the prompts' tokens that the prefix cache had, since the start.",
+     "num_prefix_hit_tokens", "num_prompt_tokens"),
+    ("spec_decode_draft_acceptance_rate",
+     "Share of draft tokens that stood, since the start.",
+     "num_accepted_draft_tokens", "num_draft_tokens"),
+)  # fmt: skip

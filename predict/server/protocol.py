@@ -262,6 +262,7 @@ class GenerationBody(Body):
     num_beams: Integer = None
     length_penalty: NumberField = None
     early_stopping: Early = None
+    priority: Integer = None  # smaller numbers run first, and may preempt; 0 where none is given
     # what the answer must be: one of these
     guide: Object = None  # what the text must be: a Guide
     response_format: ResponseFormat | None = None
@@ -289,7 +290,6 @@ class GenerationBody(Body):
         "skip_special_tokens": ((True,), "the text of an answer leaves special tokens out"),
         "truncate_prompt_tokens": ((), "a prompt that is too long is refused; cut it yourself"),
         "allowed_token_ids": ((), "use a guide, or logit_bias"),
-        "priority": ((0,), "requests are answered in the order they come in"),
         "cache_salt": ((), "the prefix cache is shared by all requests"),
         "use_beam_search": ((False,), "use num_beams"),
         "guided_whitespace_pattern": ((), "use guided_regex or guided_grammar"),
@@ -439,6 +439,9 @@ class DetokenizeBody(Body):
     tokens: Annotated[Any, WithJsonSchema(dict(_IDS))]
 
 
+_DIGESTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
 class LoadAdapterBody(Body):
     """An adapter to load."""
 
@@ -455,6 +458,14 @@ class UnloadAdapterBody(Body):
 
     lora_name: AdapterName
     ignored: ClassVar[frozenset[str]] = frozenset({"lora_int_id"})
+
+
+class UpdateWeightsBody(Body):
+    """Weights to run with from now on."""
+
+    path: AdapterPath  # their folder, absolute or from the server's --weights_root on
+    digests: Annotated[Any, WithJsonSchema(_DIGESTS)]  # SHA-256 of each file with weights, by name
+    mode: Literal["wait", "abort"] = "wait"  # what runs ends first, or is ended
 
 
 class LoadPrefixBody(Body):

@@ -15,10 +15,13 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from predict.errors import EXIT_FAILURE, UserError
 from predict.server.access_log import AccessLog
@@ -29,7 +32,10 @@ from predict.server.front_model import FrontModel
 from predict.server.http_protocol import uvicorn_settings
 from predict.server.lifecycle import Lifecycle
 from predict.server.metrics import Metrics
+from predict.server.several import Several, started
+from predict.server.tracing import Tracer
 from predict.system.console import say
+from predict.system.json_lines import JsonLines
 from predict.system.signals import NUMBERS
 
 BACKLOG = 2048  # connections that wait to be accepted
@@ -40,25 +46,81 @@ GC_THRESHOLDS = 50_000, 20, 100
 CLOSE_SECONDS = 5.0  # for clients to read the last of their answers
 
 
-def run(config: ServerConfig, notes: Sequence[str] = (), more_ports: Sequence[int] = ()) -> int:
+def run(
+    config: ServerConfig,
+    notes: Sequence[str] = (),
+    more_ports: Sequence[int] = (),
+    several: Mapping[str, ServerConfig] | None = None,
+) -> int:
     """Runs a server to its end; the exit status. Raises UserError before a weight is read.
 
-    notes: lines to print at the start. more_ports: further ports to listen on.
+    notes: lines to print at the start. more_ports: further ports to listen on. several: models by
+    name, of which `config` is the first one's; None: there is one.
     """
     with contextlib.ExitStack() as stack:
+        if config.log_format == "json":
+            stack.enter_context(contextlib.redirect_stderr(JsonLines(sys.stderr, "front")))
+        tracer = None
+        if config.otlp_traces_endpoint is not None:
+            tracer = Tracer(config.otlp_traces_endpoint)
+            stack.callback(tracer.close)
         listening = [
             stack.enter_context(listen(config.host, port)) for port in (config.port, *more_ports)
         ]
         for note in notes:
             say(f"note: {note}")
         allow_files(config.max_connections + SPARE_FILES)
-        process = EngineProcess()
+        processes: list[EngineProcess] = []
+        lifecycle, log = Lifecycle(), AccessLog() if config.access_log else None
         try:
-            process.send_config(config.engine)
-            front = FrontModel.load(config)  # beside the engine, which takes longer
-            return uvloop.run(Front(config, process, front, listening).serve())
+            if several is not None:
+                started(several, processes.append)
+                engines = Several(several, processes, lifecycle, log, tracer)
+                served = Served(engines, engines.app, engines.say_ready)
+            else:
+                processes.append(EngineProcess(log_format=config.log_format))
+                processes[0].send_config(config.engine)
+                front = FrontModel.load(config)  # beside the engine, which takes longer
+                served = one(config, processes[0], front, lifecycle, log, tracer)
+            return uvloop.run(Front(config, processes, served, listening, lifecycle, log).serve())
         finally:
-            process.kill()
+            for process in processes:
+                process.kill()
+
+
+class Served(NamedTuple):
+    """What a front serves. say_ready(url): called once requests are answered."""
+
+    engine: EngineClient | Several
+    app: ASGIApp
+    say_ready: Callable[[str], None]
+
+
+def one(
+    config: ServerConfig,
+    process: EngineProcess,
+    front: FrontModel,
+    lifecycle: Lifecycle,
+    log: AccessLog | None,
+    tracer: Tracer | None = None,
+) -> Served:
+    """One model. process: started, its config sent."""
+    metrics = Metrics()
+    engine = EngineClient(process, metrics.answer_ended)
+    app = create_app(
+        *(engine, front, config), lifecycle=lifecycle, metrics=metrics, log=log, tracer=tracer
+    )
+
+    def say_ready(url: str) -> None:
+        info = engine.info
+        say(
+            f"ready: {config.model_names[0]} on {info.device} in {info.dtype}, loaded in "
+            f"{info.startup_seconds:.1f} s; {info.batch_size} sequences of up to "
+            f"{info.max_length} tokens, {info.num_cache_blocks} cache blocks of "
+            f"{info.block_size}; {url}/v1"
+        )
+
+    return Served(engine, app, say_ready)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -107,29 +169,21 @@ class Front:
     def __init__(
         self,
         config: ServerConfig,
-        process: EngineProcess,
-        front: FrontModel,
+        processes: Sequence[EngineProcess],
+        served: Served,
         listening: Sequence[socket.socket],
+        lifecycle: Lifecycle,
+        log: AccessLog | None,
     ):
-        """process: started, its config sent. listening: the first is the one in messages."""
+        """processes: started, their configs sent. listening: the first is the one in messages."""
         self._config = config
-        self._process = process
+        self._processes = processes
         self._listening = listening
-        self._lifecycle = Lifecycle()
-        metrics = Metrics()
-        self._engine = EngineClient(process, metrics.answer_ended)
-        self._log = AccessLog() if config.access_log else None
-        app = create_app(
-            self._engine,
-            front,
-            config,
-            lifecycle=self._lifecycle,
-            metrics=metrics,
-            log=self._log,
-        )
+        self._lifecycle, self._log = lifecycle, log
+        self._engine, self._say_ready = served.engine, served.say_ready
         self._http = _Uvicorn(
             uvicorn.Config(
-                app,
+                served.app,
                 timeout_graceful_shutdown=round(CLOSE_SECONDS),
                 backlog=BACKLOG,
                 **uvicorn_settings(config),
@@ -148,7 +202,9 @@ class Front:
             try:
                 loading = asyncio.create_task(self._load())
                 await asyncio.wait([*waits, loading, http], return_when=asyncio.FIRST_COMPLETED)
-                if not loading.done():
+                if loading.done():
+                    await loading  # raises what keeps the models from being served
+                else:
                     loading.cancel()
                 await asyncio.wait([*waits, http], return_when=asyncio.FIRST_COMPLETED)
                 if http.done():
@@ -164,19 +220,18 @@ class Front:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def _load(self) -> None:
-        with contextlib.suppress(EngineDied, UserError):  # its end is waited for, too
-            await self._engine.ready()
-            info = self._engine.info
+        with contextlib.suppress(EngineDied):  # its end is waited for, too
+            try:
+                await self._engine.ready()
+            except UserError:
+                if self._engine.is_alive:  # else its last words say why
+                    raise
+                return
             # Collections skip the objects that are alive now: they stay.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
-            say(
-                f"ready: {self._config.model_names[0]} on {info.device} in {info.dtype}, loaded in "
-                f"{info.startup_seconds:.1f} s; {info.batch_size} sequences of up to "
-                f"{info.max_length} tokens, {info.num_cache_blocks} cache blocks of "
-                f"{info.block_size}; {self._url}/v1"
-            )
+            self._say_ready(self._url)
 
     @contextlib.contextmanager
     def _signals(self, asked: asyncio.Event) -> Iterator[None]:
@@ -185,7 +240,8 @@ class Front:
 
         def on_signal(number: int) -> None:
             if self._signal is not None:
-                self._process.kill()
+                for process in self._processes:
+                    process.kill()
                 os._exit(128 + number)
             self._signal = number
             asked.set()

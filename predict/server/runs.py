@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -18,6 +19,7 @@ from predict.errors import UserError
 from predict.images.placed import Pictures
 from predict.request import RequestOutput, SamplingParams
 from predict.server.access_log import MAX_TEXT, shortened
+from predict.server.asked import ranked
 from predict.server.context import RECORD, Context, record_of
 from predict.server.engine_client import Answer, EngineDied
 from predict.server.errors import ApiError
@@ -73,6 +75,7 @@ class Run:
         self._record = record_of(request)
         self._num_answers = 0  # that the admission has counted in
         self._answers: list[Answer] = []
+        self._sent_at: list[float] = []  # when each was sent, perf_counter seconds
         self._watcher: asyncio.Task[None] | None = None
         self.client_is_gone = False
         self.is_logged = context.config.log_requests
@@ -80,15 +83,17 @@ class Run:
     async def __aenter__(self) -> Run:
         job = self._job
         count = len(job.prompts) * job.params.num_samples
-        self._context.admission.enter(count)
+        params = ranked(job.params, self._record.priority, self._record.key)
+        self._context.admission.enter(count, self._record.key)
         self._num_answers = count
         try:
             if self._record.body is not None:
                 self._record.body.release()
             for prompt in job.prompts:
+                self._sent_at.append(time.perf_counter())
                 self._answers.append(
                     self._context.engine.add(
-                        prompt, job.params, streamed=self._streamed, pictures=job.pictures
+                        prompt, params, streamed=self._streamed, pictures=job.pictures
                     )
                 )
         except BaseException as error:  # no `__aexit__` follows
@@ -111,8 +116,19 @@ class Run:
             self._watcher.cancel()
         self._leave()
         self._record.log["output_tokens"] = self._job.usage.num_output_tokens
+        self._tell()
         if self.client_is_gone:
             self._record.log["aborted"] = True
+
+    def _tell(self) -> None:
+        """Tells metrics and the trace what each answer took, by model and adapter."""
+        model, trace = self._context.config.model_names[0], self._record.trace
+        adapter = self._job.params.adapter or ""
+        for sent_at, answer in zip(self._sent_at, self._answers, strict=True):
+            if answer.metrics is not None:
+                self._context.metrics.answer_of(model, adapter, answer.metrics)
+                if trace is not None:
+                    trace.answer(sent_at, answer.metrics, model, adapter)
 
     async def outputs(self) -> list[RequestOutput]:
         """The outputs of all prompts, once all have ended."""
@@ -188,7 +204,7 @@ class Run:
     def _leave(self) -> None:
         for answer in self._answers:
             answer.abort()
-        self._context.admission.leave(self._num_answers)
+        self._context.admission.leave(self._num_answers, self._record.key)
         self._num_answers = 0
 
 

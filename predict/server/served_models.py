@@ -10,7 +10,7 @@ from predict.config.adapters import AddonKind, Change, check_adapter_name
 from predict.errors import UserError, one_of
 from predict.server.adapter_root import below_root
 from predict.server.config import ServerConfig
-from predict.server.engine_client import AdapterFailed, EngineHandle
+from predict.server.engine_client import ChangeFailed, EngineHandle
 from predict.server.errors import ApiError, invalid
 
 MAX_ADAPTERS = 4096  # that are loaded, and prefixes: a client may name one folder over and over
@@ -60,6 +60,7 @@ class ServedModels:
             for name in adapters.names
         }
         self._changing = asyncio.Lock()
+        self.beside: list[ServedModels] = []  # of the server's other models
 
     def find(self, name: str | None) -> ServedModel:
         """The model of that name; the base for None. Raises ApiError 404 for an unknown name."""
@@ -70,13 +71,22 @@ class ServedModels:
             return ServedModel(name, None)
         if name in self._loaded:
             return ServedModel(name, name)
-        known = [*names, *self._loaded][:MAX_SHOWN]
+        others = [each for other in self.beside for each in other.names]
+        known = [*names, *self._loaded, *others][:MAX_SHOWN]
         raise ApiError(
             404, str(one_of("model", name[:200], known)), param="model", code="model_not_found"
         )
 
+    @property
+    def names(self) -> list[str]:
+        """What requests may name as their model."""
+        return [*self._config.model_names, *self._loaded]
+
     def card(self, name: str) -> dict[str, Any]:
         """The entry of a name in /v1/models. Raises ApiError 404."""
+        other = next((each for each in self.beside if name in each.names), None)
+        if other is not None and name not in self.names:
+            return other.card(name)
         self.find(name)
         loaded = self._loaded.get(name)
         return {
@@ -90,7 +100,8 @@ class ServedModels:
 
     def cards(self) -> list[dict[str, Any]]:
         """The entries of all names, the base's first."""
-        return [self.card(name) for name in (*self._config.model_names, *self._loaded)]
+        others = [name for other in self.beside for name in other.names]
+        return [self.card(name) for name in (*self.names, *others)]
 
     async def load(self, engine: EngineHandle, kind: Kind, name: str, path: str) -> dict[str, Any]:
         """Loads an adapter or prefix under a new name; returns its card. Raises ApiError."""
@@ -105,7 +116,7 @@ class ServedModels:
             except UserError as error:
                 # Where the root lies is not for clients.
                 raise invalid(kind.path_field, str(error).replace(found, path)) from None
-            except AdapterFailed as error:
+            except ChangeFailed as error:
                 said = str(error).replace(found, path)
                 raise ApiError(500, f"the {kind.noun} was not loaded: {said}") from None
             self._loaded[name] = Loaded(kind, int(time.time()))
@@ -134,7 +145,7 @@ class ServedModels:
             del self._loaded[name]  # first: no later request may name it
             try:
                 await engine.change(Change(kind.noun, name))
-            except (UserError, AdapterFailed) as error:
+            except (UserError, ChangeFailed) as error:
                 self._loaded[name] = loaded
                 raise ApiError(500, f"the {kind.noun} was not unloaded: {error}") from None
 

@@ -228,7 +228,7 @@ async def made(
         raise invalid(
             "input", f"the request makes {count} texts (allowed: {most}); send several requests"
         )
-    context.admission.enter(count)
+    context.admission.enter(count, record.key)
     if record.body is not None:
         record.body.release()
     record.log["prompt_tokens"] = sum(len(text.token_ids) for text in texts)
@@ -241,7 +241,7 @@ async def made(
     except EngineDied:
         raise context.unavailable() from None
     finally:
-        context.admission.leave(count)
+        context.admission.leave(count, record.key)
 
 
 async def in_time(context: Context, request: Request, work: Awaitable[T]) -> T:

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from predict.config.adapters import Change
+from predict.config.rest import Rest
 from predict.engine.embedding import Text
 from predict.engine.retrieval import Rules
 from predict.engine.samples import StreamOutput
@@ -56,6 +57,8 @@ class AnswerMetrics(msgspec.Struct, frozen=True, gc=False):
     finish_reasons: tuple[str, ...]  # of each sample
     num_draft_tokens: int = 0  # of all answers, as many as were verified
     num_accepted_draft_tokens: int = 0
+    guide_seconds: float | None = None  # from `add` until its guide was compiled
+    text_seconds: float = 0.0  # that making its text took, all steps together
 
 
 # From the front to the engine.
@@ -65,6 +68,11 @@ class Start(msgspec.Struct, tag=True, array_like=True):
     """The first message: what the engine is made from."""
 
     settings: dict[str, Any]  # of EngineConfig
+    asks: bool = False  # says Needs first, and loads behind Go
+
+
+class Go(msgspec.Struct, tag=True, array_like=True):
+    """There is room for the model: it may load."""
 
 
 class SentPicture(msgspec.Struct, array_like=True):
@@ -109,6 +117,13 @@ class AskChange(msgspec.Struct, tag=True, array_like=True):
     change: Change
 
 
+class AskRest(msgspec.Struct, tag=True, array_like=True):
+    """Asks for sleep, wake-up or other weights; Changed answers it, once that is done."""
+
+    question: int
+    rest: Rest
+
+
 class AskVectors(msgspec.Struct, tag=True, array_like=True):
     """Texts whose vectors or scores are wanted; Vectors answers it."""
 
@@ -128,9 +143,16 @@ class Stop(msgspec.Struct, tag=True, array_like=True):
     """The last message: the engine's process leaves with 0."""
 
 
-FromFront = Start | Add | Abort | AskStats | AskChange | AskVectors | DropVectors | Stop
+_Questions = AskStats | AskChange | AskRest | AskVectors
+FromFront = Start | Go | Add | Abort | _Questions | DropVectors | Stop
 
 # From the engine to the front.
+
+
+class Needs(msgspec.Struct, tag=True, array_like=True):
+    """What the model will take, of a Start that asks."""
+
+    num_bytes: int  # of its weights and its cache
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -170,11 +192,15 @@ class Told(msgspec.Struct, tag=True, array_like=True):
 
 
 class Changed(msgspec.Struct, tag=True, array_like=True):
-    """The result of an AskChange; one that was refused or failed has changed nothing."""
+    """The result of an AskChange or AskRest; one that was refused has changed nothing.
+
+    is_sleeping: whether the model sleeps now.
+    """
 
     question: int
     refused: str | None = None  # a UserError's text
     failed: str | None = None  # another error's
+    is_sleeping: bool = False
 
 
 class Vectors(msgspec.Struct, tag=True, array_like=True):
@@ -187,7 +213,7 @@ class Vectors(msgspec.Struct, tag=True, array_like=True):
     failed: str | None = None  # another error's
 
 
-FromEngine = Ready | Failed | StepNews | Told | Changed | Vectors
+FromEngine = Needs | Ready | Failed | StepNews | Told | Changed | Vectors
 
 _ENCODER = msgspec.msgpack.Encoder()
 

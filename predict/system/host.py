@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -55,9 +57,79 @@ def frozen_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
+def give_back_memory() -> None:
+    """Gives memory that is free, and that malloc keeps, back to the system; glibc has that call."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int:
+    """The memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def peak_memory_bytes() -> int:
     """The largest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) r-[x-]p \S+ \S+ [1-9]\d* +(/.*\.so\b.*)")
+_DONTNEED = 4  # of madvise(2)
+_LEAST_KIB = 256  # of a mapping that is worth a call
+
+
+def give_back_library_pages() -> int:
+    """Bytes of library files that this process no longer holds; what it reads again comes back.
+
+    Importing Paddle runs 140 MiB of code once, to register operators. The pages stay in the
+    system's cache of files, as all processes' that map them do.
+    """
+    libc = ctypes.CDLL(None)
+    text = Path("/proc/self/smaps").read_text(errors="replace")
+    given, found, kib = 0, None, 0
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if "-" in name.split(" ")[0]:
+            found = _MAPPING.match(line)
+        elif name == "Rss":
+            kib = int(rest.split()[0])
+        # Pages that were written, as the linker does, are no file's any more.
+        elif name == "Anonymous" and found and kib >= _LEAST_KIB and int(rest.split()[0]) == 0:
+            begin, end = int(found[1], 16), int(found[2], 16)
+            if libc.madvise(ctypes.c_size_t(begin), ctypes.c_size_t(end - begin), _DONTNEED) == 0:
+                given += kib << 10
+    return given
+
+
+NODES = Path("/sys/devices/system/node")
+
+
+def node_cores(folder: Path = NODES) -> list[set[int]]:
+    """The cores of each NUMA node that has some; none where the system does not say."""
+    found = []
+    for path in sorted(folder.glob("node*/cpulist"), key=lambda path: int(path.parent.name[4:])):
+        cores = set[int]()
+        for part in path.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            cores |= set(range(int(first), int(last or first) + 1)) if first else set()
+        found += [cores] if cores else []
+    return found
+
+
+def cores_of_share(
+    index: int, count: int, nodes: Sequence[set[int]], allowed: set[int]
+) -> set[int] | None:
+    """The cores of one of `count` processes that share a machine, whole nodes or a part of one.
+
+    None where the cores that are allowed lie in one node: the system places them best then.
+    """
+    own = [node & allowed for node in nodes if node & allowed]
+    if len(own) < 2:
+        return None
+    first = index * len(own) // count
+    return set().union(*own[first : max((index + 1) * len(own) // count, first + 1)])
 
 
 def process_age_seconds() -> float:

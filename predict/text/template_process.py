@@ -40,23 +40,62 @@ class RenderError(Exception):
         self.line = line
 
 
-class TemplateProcess(GuardedProcess):
-    """Renders in a process that is started at the first use, and again after a limit."""
+class TextProcess(GuardedProcess):
+    """Works on texts in a process that is started at the first use, and again after a limit."""
 
-    script = WORKER
+    packages: Sequence[str]  # that the script imports
+    need: str  # see folders_of
+
+    def cpu_seconds(self) -> float:
+        """What one request may take."""
+        return CPU_SECONDS
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "paths": folders_of(self.packages, self.need),
+            "memory_bytes": MEMORY_BYTES,
+            "cpu_seconds": self.cpu_seconds(),
+            "max_message": MAX_MESSAGE,
+        }
+
+    def exchange(self, body: bytes) -> dict[str, Any]:
+        """The reply to one request; the process ends where there is none, or at a limit.
+
+        Raises UserError where no process can be started.
+        """
+        with self._lock:
+            return self._reply(body)
+
+    def _reply(self, body: bytes) -> dict[str, Any]:
+        # The output may hold the conversation as often as twice; no character takes more than 12.
+        most = MAX_OUTPUT + 2 * len(body)
+        frame = LENGTH.pack(most) + LENGTH.pack(len(body)) + body
+        reply: dict[str, Any] = {"error": "wall"}
+        try:
+            reply = json.loads(self._exchange(frame, 12 * most + (1 << 16), WALL_SECONDS))
+        except TimeoutError:
+            pass
+        except EndedError as error:
+            said = f"the process that renders it ended {error.how}"
+            reply = {"error": "failed", "message": said, "died": True}
+            if error.is_out_of_time:
+                reply = {"error": "time"}
+        finally:
+            # Interrupted, it may still send a reply, which no later request may read.
+            if reply.get("error") in LIMITS or "died" in reply:
+                self.stop()
+        return reply
+
+
+class TemplateProcess(TextProcess):
+    """Renders chat templates."""
+
+    script, packages = WORKER, PACKAGES
+    need = "chat templates need; or turn templates off with --chat_template none"
     purpose = (
         "chat templates are rendered; raise the limits on processes and memory, or turn templates "
         "off with --chat_template none"
     )
-
-    def settings(self) -> dict[str, Any]:
-        need = "chat templates need; or turn templates off with --chat_template none"
-        return {
-            "paths": folders_of(PACKAGES, need),
-            "memory_bytes": MEMORY_BYTES,
-            "cpu_seconds": CPU_SECONDS,
-            "max_message": MAX_MESSAGE,
-        }
 
     def render(
         self, parts: Sequence[tuple[str, Mapping[str, Any]]], keep_trailing_newline: bool = False
@@ -77,32 +116,10 @@ class TemplateProcess(GuardedProcess):
             raise RenderError(
                 "limit", f"the conversation has {len(body)} bytes (allowed: {MAX_INPUT_BYTES})"
             )
-        with self._lock:
-            reply = self._reply(body)
+        reply = self.exchange(body)
         if "text" in reply:
             return str(reply["text"])
         kind = reply["error"]
         message = LIMITS.get(kind) or reply["message"]
         kind = "limit" if kind in LIMITS else kind
         raise RenderError(kind, message, reply.get("part", 0), reply.get("line", 0))
-
-    def _reply(self, body: bytes) -> dict[str, Any]:
-        """The reply to one request; the process ends where there is none, or at a limit."""
-        # The output may hold the conversation as often as twice; no character takes more than 12.
-        most = MAX_OUTPUT + 2 * len(body)
-        frame = LENGTH.pack(most) + LENGTH.pack(len(body)) + body
-        reply: dict[str, Any] = {"error": "wall"}
-        try:
-            reply = json.loads(self._exchange(frame, 12 * most + (1 << 16), WALL_SECONDS))
-        except TimeoutError:
-            pass
-        except EndedError as error:
-            said = f"the process that renders it ended {error.how}"
-            reply = {"error": "failed", "message": said, "died": True}
-            if error.is_out_of_time:
-                reply = {"error": "time"}
-        finally:
-            # Interrupted, it may still send a reply, which no later request may read.
-            if ("text" not in reply and reply["error"] in LIMITS) or "died" in reply:
-                self.stop()
-        return reply

@@ -26,7 +26,7 @@ from tests.support.scheduler_traffic import (
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("num_events", [2500, pytest.param(25_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_events", [2500, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["drafts", "ahead"])
 def test_thousands_of_arrivals_aborts_loads_and_unloads(mode: str, num_events: int) -> None:
     pool = FakeStore(3, 2).pool

@@ -121,7 +121,6 @@ std::string experts(Words& words) {
   take(words, "plain_norm", &p.has_plain_norm);
   take(words, "shared_gate", &p.has_shared_gate);
   take(words, "post_norm", &p.has_post_norm);
-  take(words, "partial", &p.is_partial);
   take(words, "gated", &p.gated);
   const char* const routers[] = {"step", "norm+product", "route+product", "route"};
   const char* const kernels[] = {"one_token", "sorted"};
@@ -132,15 +131,18 @@ std::string experts(Words& words) {
 }
 
 std::string sums(Words& words) {
-  int64_t rows = 1, bytes = 8192;
-  int ranks = 2, architecture = 90;
-  take(words, "arch", &architecture);
-  take(words, "ranks", &ranks);
+  int64_t rows = 1;
+  SumProblem p;
+  take(words, "arch", &p.architecture);
+  take(words, "ranks", &p.num_ranks);
   take(words, "rows", &rows);
-  take(words, "bytes", &bytes);
-  const bool one = select_all_reduce(bytes, ranks, architecture) == AllReduce::kOneShot;
-  return std::string(one ? "one shot" : "two shots") +
-         (sums_in_norm(rows, bytes) ? " in norm" : "");
+  take(words, "bytes", &p.bytes);
+  take(words, "links", &p.links);
+  take(words, "nccl", &p.has_nccl);
+  const char* const ways[] = {"one shot", "two shots", "NCCL"};
+  return std::string(ways[static_cast<int>(select_all_reduce(p))]) +
+         (sums_in_norm(rows, p) ? " in norm" : "") +
+         (wants_nccl(p.num_ranks, p.links) ? ", wants NCCL" : "");
 }
 
 }  // namespace

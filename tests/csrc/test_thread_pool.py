@@ -13,7 +13,7 @@ import pytest
 
 import build
 from tests.support.paths import ROOT
-from tests.support.sanitizers import environment
+from tests.support.sanitizers import environment, last_isa_alone
 
 POOL_TEST = ROOT / "tests" / "native" / "thread_pool_test.cc"
 POOL_SOURCES = ("thread_pool", "dispatch", "cpu_info", "activate", "norm")
@@ -24,6 +24,7 @@ def compile_pool_test(target: Path, sanitizers: Sequence[str]) -> Path:
     environment(sanitizers)
     sources = [POOL_TEST, *(build.CSRC / "cpu" / f"{name}.cc" for name in POOL_SOURCES)]
     flags = [flag for flag in build.CXX_FLAGS if flag not in ("-O3", "-fPIC")]
+    flags += last_isa_alone().split()  # the pool is the same for all
     flags += [*build.sanitizer_flags(sanitizers), f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}"]
     subprocess.run([build.find_compiler(), *flags, *map(str, sources), "-o", target], check=True)
     return target

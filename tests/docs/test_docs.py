@@ -129,7 +129,7 @@ def test_the_commands_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("compiled", "scratch")
 @pytest.mark.parametrize("page", with_mark("slow"), ids=named)
 def test_the_slow_commands_of_a_page_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_page(page, ["run", "slow"], monkeypatch)
+    run_page(page, ["slow"], monkeypatch)  # they need nothing of the others
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -118,6 +119,41 @@ def test_a_draft_model_that_agrees_again_is_used_again() -> None:
     clock.run(1000, 0.9)
     assert np.mean(np.array(clock.lengths[-500:]) > 0) > 0.8
     assert before - clock.lost > 700
+
+
+@pytest.mark.parametrize("num_slow", [2, 6])
+def test_the_first_steps_of_a_length_do_not_end_longer_ones(num_slow: int) -> None:
+    """As steps that run before a graph of their size is recorded, at twice the time."""
+    policy, one = DraftPolicy(4, 64, looks_up=False), request()
+    random, met = np.random.default_rng(0), Counter[int]()
+    lengths: list[int] = []
+    for step in range(400):
+        # Each fifth one has room for two.
+        one.max_num_tokens = one.num_tokens + (3 if step % 5 == 0 else 100)
+        length = policy.limits([one], on_way=False).get(one, 0)
+        count = int(np.argmin([*(random.random(length) < 0.75), 0]))
+        if length:
+            policy.record(one, length, count)
+        met[length] += 1
+        seconds = 0.004 * (1 + 0.05 * length) + 0.003 * (length > 0 and met[length] <= num_slow)
+        policy.stepped(1, [length] if length else [], count, False, seconds)
+        lengths.append(length)
+    assert np.mean([each for step, each in enumerate(lengths[200:]) if step % 5]) > 3.5
+
+
+def test_slow_first_steps_without_drafts_do_not_speak_for_drafts() -> None:
+    """Where the first steps run before a graph is recorded, and all of them wait for a head."""
+    policy, one = DraftPolicy(4, 64, looks_up=False), request()
+    random, lengths = np.random.default_rng(0), list[int]()
+    for step in range(300):
+        length = policy.limits([one], on_way=False).get(one, 0) if step % 20 else 0
+        count = int(np.argmin([*(random.random(length) < 0.75), 0]))
+        if length:
+            policy.record(one, length, count)
+        seconds = 0.018 if length else 0.02 if step < 3 else 0.0057
+        policy.stepped(1, [length] if length else [], count, True, seconds, 0.0007)
+        lengths.append(length)
+    assert np.mean(lengths[100:]) < 0.5
 
 
 def test_one_long_step_does_not_end_drafts_that_pay() -> None:

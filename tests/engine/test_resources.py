@@ -103,7 +103,7 @@ class Everything(AdapterSimulation, ComingAndGoing):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("num_events", [800, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_events", [800, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("mode", ["drafts", "ahead"])
 def test_the_head_runs_whenever_there_is_room_and_nothing_is_lost(
     mode: str, num_events: int

@@ -632,7 +632,7 @@ def test_a_thousand_arrivals_and_aborts(mode: str) -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("num_events", [1200, pytest.param(6000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_events", [1200, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("reserve_full", [False, True])
 @pytest.mark.parametrize("mode", ["plain", "ahead"])
 def test_forks_copies_and_aborts_of_beams(mode: str, reserve_full: bool, num_events: int) -> None:

@@ -5,6 +5,7 @@ In the simulation a state is the hash of the tokens that it has seen.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -71,7 +72,7 @@ LIMITS = {
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("num_events", [250, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_events", [250, pytest.param(2000, marks=pytest.mark.slow)])
 def test_each_step_reads_the_state_of_its_own_tokens(
     name: str, ahead: bool, num_events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,3 +182,64 @@ def test_after_rejected_drafts_the_state_before_them_stays() -> None:
     assert batch is not None
     assert batch.spans[0].state[0] == source
     assert batch.spans[0].token_ids == [5, 6, 9]
+
+
+SYSTEM, NUM_CONVERSATIONS = 700, 16  # tokens; at a time
+
+
+def conversations(kind: str, slots: int) -> tuple[int, int]:
+    """Tokens of prompts that were hit, and that could be, of 16 conversations of 8 turns in turns.
+
+    Those that could be: a prompt has them in common with something served before, less 64. kind:
+    what follows a turn: the answer as it is, the answer without its thinking, the same prompt
+    again, or another conversation. The latter counts from the third prompt on.
+    """
+    rng = random.Random(1)
+    tokens = itertools.count(1)
+    limits = config(
+        max_length=20_000,
+        num_blocks=4000,
+        max_num_batched_tokens=512,
+        block_size=64,
+        num_state_slots=8 + slots,
+    )
+    scheduler = Scheduler(limits)
+    system = [next(tokens) for _ in range(SYSTEM)]
+    histories: list[list[int]] = [list(system) for _ in range(NUM_CONVERSATIONS)]
+    served: list[list[int]] = []
+    possible = hit = 0
+    for number in range(8 * NUM_CONVERSATIONS):
+        which = number % NUM_CONVERSATIONS
+        history = list(system) if kind == "other questions" else histories[which]
+        if kind != "sent again" or number // NUM_CONVERSATIONS % 2 == 0:
+            history = [*history, *(next(tokens) for _ in range(rng.randint(10, 90)))]
+        before = scheduler.stats.num_prefix_hit_tokens
+        added = request(number, history, rng.randint(20, 150))
+        scheduler.add(added)
+        while scheduler.has_unfinished():
+            batch = scheduler.schedule()
+            assert batch is not None
+            scheduler.update(batch, [next(tokens) for _ in range(batch.num_samples)])
+        if kind != "other questions" or number > 1:
+            possible += max(0, max((common(history, each) for each in served), default=0) - 64)
+            hit += scheduler.stats.num_prefix_hit_tokens - before
+        answer = added.output_token_ids
+        served.append([*history, *answer])
+        if kind == "no thinking":
+            answer = answer[len(answer) // 2 :]
+        histories[which] = history if kind == "sent again" else [*history, *answer]
+    return hit, possible
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """Tokens at their beginnings that are the same."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@pytest.mark.parametrize("slots", [64, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["as generated", "no thinking", "sent again", "other questions"])
+def test_turns_of_conversations_hit_what_was_served(kind: str, slots: int) -> None:
+    hit, possible = conversations(kind, slots)
+    assert hit >= (0.95 if slots == 64 else 0.5) * possible
+    print(f"{kind}, {slots} states: {hit / possible:.3f} of {possible} tokens")

@@ -17,7 +17,6 @@ from predict import LLM, EngineConfig, SamplingParams
 from predict.engine.embedding import Text
 from predict.engine.retrieval import Part
 from predict.errors import EngineError, UserError
-from predict.loading.model import check_encoder, read_spec
 from predict.nn.pooling import normalized
 from tests.support.adapters import write_seven
 from tests.support.vectors import (
@@ -302,14 +301,6 @@ def test_a_decoder_in_int8_stays_near_where_weights_are_as_large_as_published_on
         LLM(folder, max_length=512, inference_model=True, **kind).embed(IDS) for kind in kinds
     )
     assert np.einsum("ij,ij->i", found, wanted).min() >= 0.999
-
-
-def test_windows_both_ways_are_refused_on_a_gpu_by_name() -> None:
-    spec, _ = read_spec(FOLDER / "modernbert")
-    with pytest.raises(UserError, match=r"windows that go both ways, .* use --device cpu"):
-        check_encoder(spec, on_gpu=True)
-    check_encoder(spec, on_gpu=False)
-    check_encoder(read_spec(FOLDER / "bert")[0], on_gpu=True)
 
 
 def test_an_adapter_changes_vectors_as_when_it_is_merged(tmp_path: Path) -> None:

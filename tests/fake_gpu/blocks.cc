@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "blocks/attention/block.h"
+#include "blocks/delta_net/block.h"
 #include "blocks/experts/block.h"
 #include "blocks/latent_attention/block.h"
 #include "blocks/mlp/block.h"
+#include "blocks/short_conv/block.h"
 #include "cpu/thread_pool.h"
 #include "launch.h"
 #include "regatta/abi.h"
@@ -185,7 +187,7 @@ void pack(const Stored& linear, DType dtype) {
 template <class Fn>
 void for_linears(AttentionBlockParams& p, Fn&& fn) {
   AttentionBlock& b = p.block;
-  fn(Stored{p.qkv, b.qkv, p.hidden_size, b.qkv_size(), 3, 0, &p.norm});
+  fn(Stored{p.qkv, b.qkv, p.hidden_size, b.made_size(), 3, 0, &p.norm});
   fn(Stored{p.out, b.out, b.q_size(), p.hidden_size});
 }
 
@@ -216,12 +218,29 @@ void for_linears(ExpertBlockParams& p, Fn&& fn) {
   fn(Stored{p.shared_down, b.shared_down, b.shared_size, p.hidden_size});
 }
 
+template <class Fn>
+void for_linears(DeltaNetBlockParams& p, Fn&& fn) {
+  DeltaNetBlock& b = p.block;
+  fn(Stored{p.qkvz, b.qkvz, p.hidden_size, b.conv_size() + b.value_size()});
+  fn(Stored{p.ba, b.ba, p.hidden_size, b.gate_size()});
+  fn(Stored{p.out, b.out, b.value_size(), p.hidden_size});
+}
+
+template <class Fn>
+void for_linears(ShortConvBlockParams& p, Fn&& fn) {
+  ShortConvFields& b = p.block;
+  fn(Stored{p.bcx, b.bcx, p.hidden_size, 3 * b.size});
+  fn(Stored{p.out, b.out, b.size, p.hidden_size});
+}
+
 // fn(params) of the block's kind.
 template <class Fn>
 void with_kind(BlockParams& params, Fn&& fn) {
   const std::string kind = params.kind->name;
   if (kind == "attention") return fn(static_cast<AttentionBlockParams&>(params));
   if (kind == "latent_attention") return fn(static_cast<LatentAttentionBlockParams&>(params));
+  if (kind == "delta_net") return fn(static_cast<DeltaNetBlockParams&>(params));
+  if (kind == "short_conv") return fn(static_cast<ShortConvBlockParams&>(params));
   if (kind == "mlp") return fn(static_cast<MlpBlockParams&>(params));
   if (kind == "experts") return fn(static_cast<ExpertBlockParams&>(params));
   check(Status::error("the fake GPU has no blocks of kind " + kind));
@@ -272,9 +291,12 @@ Status compute(LatentAttentionBlockParams& p) {
   return cpu::latent_attention_block(p);
 }
 
-// Of either attention; where some rows are wanted, of all rows these.
-template <class Attention>
-void run(Attention& p, const AttentionLimits& limits) {
+Status compute(DeltaNetBlockParams& p) { return p.kind->run(p); }
+Status compute(ShortConvBlockParams& p) { return p.kind->run(p); }
+
+// Of a block that reads the step; where some rows are wanted, of all rows these.
+template <class Reader>
+void run(Reader& p, const AttentionLimits& limits) {
   if (!check_limits(p.batch, limits)) return;
   const int32_t* const rows = std::exchange(p.rows, nullptr);
   void* const out = p.hidden_out;

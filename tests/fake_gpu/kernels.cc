@@ -348,7 +348,8 @@ Status own_rows(const OwnRowsParams& params, const Launch& on) {
 }  // namespace regatta::cuda
 
 REGATTA_EXPORT const char* regatta_gpu_ranks_create(int, int, void*) { return nullptr; }
-REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void*, const int*, int, void*) {
+REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void*, const int*, int, void*, int) {
   return nullptr;
 }
+REGATTA_EXPORT int regatta_gpu_ranks_want_nccl(int, int) { return 0; }
 REGATTA_EXPORT const char* regatta_gpu_ranks_check() { return nullptr; }

@@ -180,6 +180,10 @@ cudaError_t cudaDeviceCanAccessPeer(int* possible, int, int) {
   *possible = 1;
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetP2PAttribute(int* value, cudaDeviceP2PAttr, int, int) {
+  *value = 1;
+  return cudaSuccess;
+}
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned int) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) {
   if (error == cudaErrorLaunchFailure) return state().told.c_str();

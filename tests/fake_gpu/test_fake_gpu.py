@@ -85,8 +85,13 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "prefixes": ("answers_equal_attention_over_prefix_and_prompt[llama_gqa, 5 tokens-graph]",),
     "ranks": (
         "choices_are_those_of_one_gpu",
+        "drafts_and_text_are_those_of_one_gpu[eagle]",
         "a_killed_rank_ends_all_in_time[1]",
         "gpus_that_cannot_be_ranks_together_are_refused_by_name",
+    ),
+    "resting": (
+        "the_same_tokens_before_and_after[changes1-1]",
+        "memory_goes_back_to_the_driver",
     ),
     "rounding": (
         "checkpoints_are_rounded_by_the_gpu[weight_only_int8-bfloat16]",

@@ -153,6 +153,9 @@ def test_each_architecture_has_a_golden_case() -> None:
         json.loads((GOLDEN / case / "config.json").read_text())["model_type"]
         for case in (*FAMILIES, *OTHER_LIMIT)
     }
+    families |= {  # tests/test_hybrids.py
+        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe"),
+    }
     assert {ARCHITECTURES[name] for name in families} == set(KNOWN)
 
 

@@ -500,7 +500,7 @@ MODERN: dict[str, Case] = {
                 "rope_parameters": rope("default", rope_theta=1000000000.0),
             },
             "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
-            "image_token_index": 300,  # no token: text alone
+            "image_token_index": 262144,  # no token: text alone
             "tie_word_embeddings": False,
         },
     ),
@@ -680,7 +680,7 @@ MODERN: dict[str, Case] = {
         config={
             "text_config": SMALL | MINISTRAL3 | {"model_type": "ministral3"},
             "vision_config": VISION | {"model_type": "pixtral", "head_dim": 8},
-            "image_token_index": 300,  # no token: text alone
+            "image_token_index": 262144,  # no token: text alone
             "tie_word_embeddings": True,
         },
     ),

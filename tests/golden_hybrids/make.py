@@ -2,7 +2,7 @@
 
 Needs torch and transformers 5; the tests that read the files need neither:
 
-    python tests/golden_hybrids/make.py
+    python tests/golden_hybrids/make.py [CASE ...]
 
 Weights are stored in bfloat16. In float32 on the CPU, by transformers' own torch code. golden.npz:
 of each case "CASE/logits" [prompts, vocabulary], of each prompt's last position. golden.json:
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,18 @@ CASES: dict[str, tuple[Any, Any]] = {
         T.Lfm2ForCausalLM,
         lambda: T.Lfm2Config(**LFM2, conv_bias=True, conv_L_cache=4),
     ),
+    "lfm2_moe": (
+        T.Lfm2MoeForCausalLM,
+        lambda: T.Lfm2MoeConfig(
+            **{key: value for key, value in LFM2.items() if key != "block_multiple_of"}
+            | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+            moe_intermediate_size=8,
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            routed_scaling_factor=1.5,
+        ),
+    ),
 }
 # Their norms' factors are the weights; those of others are 1 + weight.
 PLAIN_NORMS = (
@@ -107,7 +120,7 @@ PLAIN_NORMS = (
 
 def randomize(model: Any) -> None:
     """Weights of sizes at which every part of the network counts."""
-    plain = PLAIN_NORMS if model.config.model_type == "lfm2" else PLAIN_NORMS[:1]
+    plain = PLAIN_NORMS if model.config.model_type.startswith("lfm2") else PLAIN_NORMS[:1]
     for name, values in model.named_parameters():
         if name.endswith("A_log"):
             values.uniform_(-1.5, 1.0)
@@ -117,6 +130,9 @@ def randomize(model: Any) -> None:
         else:
             values.normal_(0.0, 0.35 if values.shape[-1] < 64 else 1.5 / values.shape[-1] ** 0.5)
         values.copy_(values.bfloat16())  # as they are stored
+    for name, values in model.named_buffers():
+        if name.endswith("expert_bias"):
+            values.copy_(values.uniform_(-0.3, 0.3).bfloat16())
 
 
 def attempt(name: str, seed: int, prompts: list[list[int]]) -> tuple[Any, Any, Any] | None:
@@ -145,7 +161,10 @@ def main() -> None:
     prompts = [generator.integers(0, SIZES["vocab_size"], n).tolist() for n in LENGTHS]
     golden: dict[str, Any] = {"prompts": prompts}
     arrays = {}
-    for name in CASES:
+    if sys.argv[1:]:  # these alone, beside what is there
+        golden = json.loads((HERE / "golden.json").read_text())
+        arrays = dict(np.load(HERE / "golden.npz"))
+    for name in sys.argv[1:] or CASES:
         found = next(f for seed in range(500) if (f := attempt(name, seed, prompts)) is not None)
         model, golden[name], arrays[f"{name}/logits"] = found
         shutil.rmtree(HERE / name, ignore_errors=True)

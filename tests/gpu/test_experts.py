@@ -42,6 +42,10 @@ BLOCKS = {
         down_bias=True,
     ),
     "layer norm": ExpertBlock(SOFTMAX, 64, norm=Norm("layer", 1e-5, bias=True)),
+    "a rank's": ExpertBlock(
+        Router(32, 4, renormalize=True), 48, shared_size=64, up_bias=True, down_bias=True,
+        own_experts=11, first_expert=13,
+    ),
     "512 experts": ExpertBlock(Router(512, 10, renormalize=True), 16),
 }  # fmt: skip
 HIDDEN = 128

@@ -33,6 +33,7 @@ PARTS = {
     "experts": ("lists", "routes", "sums"),
     "rows": ("float32", "bfloat16", "float16"),
     "sampling": ("adjust", "sample"),
+    "delta_net": ("any", "steps", "chunks", "cuts", "extremes", "long", "conv"),
     "ranks": ("sums", "norms", "columns", "ends"),
 }
 CASES = [(program, part) for program, parts in PARTS.items() for part in parts]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from predict.ranks import gpus
 from predict.ranks.ahead import AheadRunner
 from predict.ranks.life import state_of
 from tests.support import gpu_rank
+from tests.support.draft_heads import write_followed, write_knowing
+from tests.support.drafts import draft_always
 from tests.support.golden import check_greedy, config, greedy, runs
 from tests.support.golden_logits import check_logits, logits_and_wanted
 from tests.support.gpu_engines import SETTINGS
@@ -34,6 +37,7 @@ GRAPHS = (
     *("deepseek_v3", "gemma3_4b", "olmo2_gqa"),
 )
 EAGER = ("llama_gqa", "olmo2_gqa")
+WHOLE_EXPERTS = ("gpt_oss_20b", "qwen2_moe_a2_7b", "deepseek_v3")
 
 
 @pytest.fixture(autouse=True)
@@ -60,14 +64,19 @@ def process_ids(llm: LLM) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("case", "graphs"), [*((case, True) for case in GRAPHS), *((case, False) for case in EAGER)]
+    ("case", "graphs", "experts"),
+    [
+        *((case, True, 1) for case in GRAPHS),
+        *((case, False, 1) for case in EAGER),
+        *((case, True, 2) for case in WHOLE_EXPERTS),
+    ],
 )
 def test_text_and_logits_equal_transformers(
-    case: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
+    case: str, graphs: bool, experts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(gpu_rank.NO_GRAPHS, str(int(not graphs)))
     for max_length, which in runs(case):
-        llm = over_ranks(case, max_length=max_length)
+        llm = over_ranks(case, max_length=max_length, expert_parallel_degree=experts)
         check_logits(llm, case, which)
         check_greedy(llm, case, which)
 
@@ -94,6 +103,39 @@ def test_choices_are_those_of_one_gpu() -> None:
         answers = [*llm.generate(PROMPTS, params), *llm.generate(PROMPTS[:1], beams)]
         found.append([answer.token_ids for answer in answers])
         assert llm.stats().num_used_blocks == 0
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
+def test_drafts_and_text_are_those_of_one_gpu(tmp_path: Path, method: str) -> None:
+    """Drafts stay on the GPUs, and so do the states that they are made of."""
+    model = write_followed(tmp_path / "model", 1.0)
+    head = model
+    if method != "draft_model":
+        of = "state" if method == "medusa" else "token"
+        head = write_knowing(tmp_path / "head", method, of)
+    settings: dict[str, Any] = {
+        "speculate_method": method,
+        "draft_model_name_or_path": str(head),
+        "speculate_max_draft_token_num": 3,
+    }
+    params = [
+        SamplingParams(max_new_tokens=14, temperature=0.0, ignore_eos=True),
+        SamplingParams(max_new_tokens=14, temperature=0.9, seed=5, top_k=20, ignore_eos=True),
+        SamplingParams(max_new_tokens=9, temperature=0.0, repetition_penalty=1.3, ignore_eos=True),
+    ]
+    found = []
+    for llm in (
+        LLM(config(model, batch_size=3, **settings, **SETTINGS)),
+        over_ranks(model, **settings),
+    ):
+        draft_always(llm)
+        prompts = [[token % 60 for token in prompt] for prompt in PROMPTS]
+        texts = [answer.token_ids for answer in llm.generate(prompts, params)]
+        stats = llm.stats()
+        assert stats.num_used_blocks == 0
+        assert stats.num_accepted_draft_tokens > 0
+        found.append((texts, stats.num_draft_tokens, stats.num_accepted_draft_tokens))
     assert found[0] == found[1]
 
 

@@ -10,12 +10,7 @@ import pytest
 
 from export.export_model import export_model
 from predict import LLM, EngineConfig, SamplingParams
-from predict.device import devices
-from predict.engine import embedding
 from predict.engine.embedding import Text
-from predict.engine.runner.gpu import GpuRunner
-from predict.engine.runner.networks import HostRunner
-from predict.loading import model
 from tests.support.vectors import (
     CASES,
     FOLDER,
@@ -32,11 +27,7 @@ GPU: dict[str, Any] = {"device": "gpu"}
 POOLINGS = ("mean", "cls", "last", "max", "weightedmean")
 
 
-@pytest.fixture(autouse=True)
-def _open(gpu: devices.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What waits for a GPU to have run these tests.
-    monkeypatch.setattr(model, "RAN_WINDOWS_BOTH_WAYS", True)
-    monkeypatch.setattr(embedding, "SHARING", (HostRunner, GpuRunner))
+pytestmark = pytest.mark.usefixtures("gpu")
 
 
 @pytest.mark.parametrize("case", CASES)

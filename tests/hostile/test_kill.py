@@ -16,7 +16,7 @@ from tests.hostile.kill import SIGNALS, Ended, contents, locks, moments, run_com
 from tests.support.paths import ROOT
 from tests.support.quantization import write_model
 
-NUM_MOMENTS = 8
+NUM_MOMENTS = 6
 OLD = b"the last run's results\n"
 
 
@@ -56,7 +56,7 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob(".*"))
 
 
-PROMPTS = 56
+PROMPTS = 32
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def test_answers_are_kept_and_a_resumed_run_ends_with_the_same_bytes(
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """A tiny model in 4 bits with GPTQ, over eight layers."""
+    """A tiny model in 4 bits with GPTQ, over five layers."""
     folder = tmp_path_factory.mktemp("quantized")
-    model = write_model(folder / "model", {"num_hidden_layers": 8})
+    model = write_model(folder / "model", {"num_hidden_layers": 5})
     text = folder / "text.txt"
     text.write_text(" ".join(f"{index * 7919 % 1000} and so on." for index in range(400)))
     argv = (

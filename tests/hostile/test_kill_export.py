@@ -99,7 +99,7 @@ def check(exports: Exports, number: int, folder: Path, count: int, overwrite: bo
 def test_export_ended_at_any_moment_runs_anew(
     exports: Exports, number: int, overwrite: bool, tmp_path: Path
 ) -> None:
-    check(exports, number, tmp_path, count=6, overwrite=overwrite)
+    check(exports, number, tmp_path, count=4, overwrite=overwrite)
 
 
 def test_export_that_finds_no_room_says_so_and_leaves_what_was_there(

@@ -37,6 +37,8 @@ OWN_JSON = {
     ("predict/images/worker.py", "source.read(asked)"),  # and its request
     ("predict/text/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
     ("predict/text/template_worker.py", "source.read(size)"),  # and its request
+    ("predict/text/formula_worker.py", "sys.argv[1]"),  # the same of formulas
+    ("predict/text/formula_worker.py", "source.read(size)"),
     ("predict/text/guides.py", "grammar"),  # a grammar that it made
     ("predict/cli/identity.py", "json.dumps(values, default=dict)"),  # a copy
     ("predict/cli/journal.py", "line"),  # a line that it wrote

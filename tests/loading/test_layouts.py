@@ -923,10 +923,49 @@ def test_broken_scale_files_are_named(
         load(tmp_path)
 
 
-def test_scales_of_ranks_are_refused_by_name(tmp_path: Path) -> None:
-    paddlenlp_model(tmp_path)
-    (tmp_path / "act_scales.json").rename(tmp_path / "act_scales_0.json")
-    with pytest.raises(UserError, match=r"act_scales_0.json has scales of one rank's part alone"):
+def split_scales(directory: Path, own: bool) -> None:
+    """The scale files of two ranks; own: of inner columns each rank has found others."""
+    for kind in ("act", "weight"):
+        path = directory / f"{kind}_scales.json"
+        scales: dict[str, Any] = json.loads(path.read_text())
+        path.unlink()
+        for rank in range(2):
+            found = {}
+            for name, value in scales.items():
+                is_inner = "o_proj" in name or "down_proj" in name
+                if isinstance(value, list) and not is_inner:
+                    half = len(value) // 2
+                    value = value[rank * half : (rank + 1) * half]
+                if own and is_inner and rank:
+                    value = [each / 2 for each in value] if isinstance(value, list) else value / 2
+                found[name] = value
+            (directory / f"{kind}_scales_{rank}.json").write_text(json.dumps(found))
+
+
+def test_scales_of_ranks_are_those_of_the_whole_model(tmp_path: Path) -> None:
+    """As PaddleNLP's split_weights leaves them; and as ranks that calibrate themselves do."""
+    paddlenlp_model(tmp_path, smooth=True)
+    want = logits_of(tmp_path)
+    split_scales(tmp_path, own=False)
+    np.testing.assert_array_equal(logits_of(tmp_path), want)
+    whole = open_layout(tmp_path)
+    paddlenlp_model(tmp_path, smooth=True)
+    split_scales(tmp_path, own=True)
+    own = open_layout(tmp_path)
+    for layout, plan in (whole, own):
+        assert layout.read(named_linears(plan.layers[1]).out).act_scale == pytest.approx(8 / 127)
+    first, second = (
+        layout.read(named_linears(plan.layers[1]).down) for layout, plan in (whole, own)
+    )
+    np.testing.assert_array_equal(first.scale, second.scale)
+    half = first.codes.shape[1] // 2
+    np.testing.assert_array_equal(first.codes[:, :half], second.codes[:, :half])
+    halved = np.rint(first.codes[:, half:] / np.float32(2)).astype(np.int8)
+    np.testing.assert_array_equal(second.codes[:, half:], halved)
+    path = tmp_path / "act_scales_1.json"
+    kept = {k: v for k, v in json.loads(path.read_text()).items() if "o_proj" not in k}
+    path.write_text(json.dumps(kept))
+    with pytest.raises(UserError, match=r"act_scales_1.json and act_scales_0.json do not hold"):
         load(tmp_path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.device import library
 from predict.device.place import to_float32
@@ -99,6 +100,30 @@ def test_drafts_and_text_are_those_of_one_process(tmp_path: Path, case: str) -> 
         assert stats.num_used_blocks == 0
         found.append((texts, stats.num_draft_tokens, stats.num_accepted_draft_tokens))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c == "mtp" else SLOW) for c in ("mtp", "eagle 3", "medusa")],
+)
+def test_programs_of_ranks_draft_as_one_process(tmp_path: Path, case: str) -> None:
+    make, size = CASES[case]
+    model, settings = make(tmp_path)
+    settings = {"block_size": 16, "dtype": "float32"} | settings
+    found = []
+    for degree in (1, size):
+        given = {**settings, "tensor_parallel_degree": degree, "rank_timeout": 60.0}
+        if degree > 1:
+            folder = tmp_path / "static"
+            export_model(config(model, given), folder, gives_states=True)
+            model, given["mode"] = folder, "static"
+        llm = LLM(config(model, given))
+        draft_always(llm)
+        texts = [each.outputs[0].token_ids for each in llm.generate([[5, 9, 30], [4]], GREEDY)]
+        stats = llm.stats()
+        found.append((texts, stats.num_draft_tokens, stats.num_accepted_draft_tokens))
+    assert found[0] == found[1]
+    assert found[0][1] > 0
 
 
 def test_a_request_that_fails_beside_drafts_of_states_ends_alone(

@@ -127,7 +127,6 @@ def test_a_program_of_a_rank_that_was_changed_is_refused(folder: Path, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "changes", "said"),
     [
-        ({"gives_states": True}, {}, "--return_full_hidden_states is of programs for one process"),
         ({"enable_lora": True}, {}, "--enable_lora is of programs for one process"),
         ({}, {"inference_model": False}, "call the compiled operators"),
     ],

@@ -38,15 +38,19 @@ def children(parent: int) -> list[int]:
 
 def named(parent: int, title: str) -> list[int]:
     """Those of them whose title begins so, as Ray calls its workers."""
-    found = []
-    for process in children(parent):
-        try:
-            line = Path(f"/proc/{process}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if line.startswith(title.encode()):
-            found.append(process)
-    return found
+    return [process for process in children(parent) if _line(process).startswith(title.encode())]
+
+
+def with_word(parent: int, word: str) -> list[int]:
+    """Those of them that were started with this word."""
+    return [process for process in children(parent) if word.encode() in _line(process).split(b"\0")]
+
+
+def _line(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def listening(parent: int) -> set[str]:

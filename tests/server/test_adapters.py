@@ -19,7 +19,7 @@ from predict import LLM, SamplingParams
 from predict.config.adapters import Change
 from predict.errors import UserError
 from predict.server.config import ServerConfig
-from predict.server.engine_client import AdapterFailed
+from predict.server.engine_client import ChangeFailed
 from predict.server.flags import parse
 from predict.server.from_flags import server_config
 from tests.golden.prefixes import random_prefix
@@ -315,12 +315,12 @@ def test_what_fails_leaves_all_as_it_was(
     answer = kind.load(clean, "a", "sql")
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "sql: was trained for another model"
-    server.engine.adapter_error = AdapterFailed("MemoryError: no room")
+    server.engine.adapter_error = ChangeFailed("MemoryError: no room")
     assert kind.load(clean, "a", "sql").status_code == 500
     assert names(clean) == ["test", "fixed"]
     server.engine.adapter_error = None
     assert kind.load(clean, "a", "sql").is_success
-    server.engine.adapter_error = AdapterFailed("it is stuck")
+    server.engine.adapter_error = ChangeFailed("it is stuck")
     assert kind.unload(clean, "a").status_code == 500
     assert names(clean) == ["test", "fixed", "a"]
     missing = kind.unload(clean, "b")

@@ -17,7 +17,14 @@ from predict.device.place import to_float32
 from predict.loading.checkpoint import Checkpoint
 from tests.support import drafters, tiny
 from tests.support.checkpoints import changed
-from tests.support.drafters import HEAD_CONFIG, HIDDEN, LAYERS, NUM_DRAFT_TOKENS, Tensors
+from tests.support.drafters import (
+    HEAD_CONFIG,
+    HIDDEN,
+    LAYERS,
+    NUM_DRAFT_TOKENS,
+    VOCAB,
+    Tensors,
+)
 from tests.support.golden import GOLDEN
 
 PROMPT = [5, 17, 3, 88, 120, 44, 9, 150, 7, 61, 33, 2 + 5, 90, 14, 73, 28, 11, 99, 100, 54, 23]
@@ -45,6 +52,14 @@ class Head(NamedTuple):
 
 NORMS = {f"fc_norm.{index}.weight": (HIDDEN,) for index in range(3)}
 OLD_NORMS = {f"aux_norm_{name}.weight": (HIDDEN,) for name in ("low", "mid", "high")}
+
+
+def without(name: str, tensors: Tensors) -> Tensors:
+    return {each: value for each, value in tensors.items() if each != name}
+
+
+def _mapped() -> Tensors:
+    return {**drafters.medusa(shared=True), "token_map": np.arange(0, VOCAB, 2)}
 
 
 def _in_blocks() -> Tensors:
@@ -92,6 +107,11 @@ HEADS = {
         drafters.eagle3_logits,
         {"layers": ()},
     ),
+    "EAGLE-3, the model's rows": Head(
+        *("eagle", {**EAGLE3, "tie_word_embeddings": True}),
+        lambda: without("lm_head.weight", drafters.eagle3()),
+        drafters.eagle3_logits,
+    ),
     "EAGLE-3.1": Head(
         *("eagle", {**EAGLE3, "fc_norm": True, "norm_output": True}),
         lambda: drafters.eagle3(more=NORMS),
@@ -126,6 +146,10 @@ HEADS = {
     ),
     "Medusa, the model's matrix": Head(
         *("medusa", {}, lambda: drafters.medusa(shared=True), drafters.medusa_logits),
+        file="medusa_lm_head.safetensors",
+    ),
+    "Medusa, some of the model's rows": Head(
+        *("medusa", {"original_lm_head": True}, _mapped, drafters.medusa_logits),
         file="medusa_lm_head.safetensors",
     ),
     "Medusa of vLLM": Head(

@@ -239,7 +239,7 @@ def eagle3_logits(
         x = x + mlp(rms(x, weights[f"{LAYER}post_attention_layernorm.weight"]), weights, LAYER)
         out = rms(x, weights["norm.weight"])
         logits = np.full((len(x), VOCAB), -np.inf)
-        logits[:, ids] = out @ weights["lm_head.weight"].T
+        logits[:, ids] = out @ weights.get("lm_head.weight", target.embedding[ids]).T
         return out if feeds_normed else x, logits
 
     return chained(rows, first, tokens, count)
@@ -255,7 +255,10 @@ def medusa_logits(
         for layer in range(num_layers):
             name = f"{head}.{layer}.linear"
             x = x + silu(x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
-        found.append(x @ weights.get(f"{head}.{num_layers}.weight", target.head).T)
+        logits = x @ weights.get(f"{head}.{num_layers}.weight", target.head).T
+        if "token_map" in made:
+            logits[~np.isin(np.arange(VOCAB), made["token_map"])] = -np.inf
+        found.append(logits)
     return found
 
 

@@ -58,10 +58,17 @@ ARCHITECTURES = {
     "minimax_m2": "minimax-m2",
     "phimoe": "phimoe",
     "granitemoe": "granitemoe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
 }
 PERMUTED = ("llama", "granite", "minicpm", "internlm2", "mistral3", "granitemoe")
 OF_EYES = ("vision_tower.", "multi_modal_projector.")
 PLUS_ONE = ("gemma", "gemma2", "gemma3")
+DELTA_NETS = ("qwen3next", "qwen35", "qwen35moe")
+WITH_STATES = (*DELTA_NETS, "lfm2", "lfm2moe")
 LAYER_NORM = ("phi2", "starcoder2", "stablelm", "command-r")
 EXPERT = re.compile(r"(model\.layers\.\d+\.)(.*\.experts)\.(\d+)\.(.*)\.(weight|bias)")
 
@@ -104,6 +111,8 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
         for name, held in read_tensors(directory).items()
         if not name.startswith(drafting)
     }
+    if arch in WITH_STATES:
+        tensors = of_states(tensors, config)
     for name, values in with_parts(tensors, heads, keys, rows).items():
         if arch in PERMUTED and re.search(r"[qk]_proj\.", name):
             values = permuted(values, heads if ".q_proj" in name else keys)
@@ -122,8 +131,85 @@ def gguf_tensors(directory: Path, config: Mapping[str, Any]) -> dict[str, Array]
             continue
         made[name] = values
     for name, parts in stacked.items():
+        if arch == "lfm2moe":
+            name = name.removeprefix("model.")
         made[name] = np.stack([parts[i] for i in sorted(parts)])
     return {mapped(table, name): values for name, values in made.items()}
+
+
+def of_states(tensors: dict[str, Array], config: Mapping[str, Any]) -> dict[str, Array]:
+    """Of networks with states what the converter has for their tensors."""
+    made: dict[str, Array] = {}
+    key_heads = config.get("linear_num_key_heads", 1)
+    heads = config.get("linear_num_value_heads", 1)
+    dims = [config.get(f"linear_{each}_head_dim", 1) for each in ("key", "value")]
+    group, is_qwen = heads // key_heads, config["model_type"].startswith("qwen")
+
+    def tiled(rows: Array, dim: int) -> Array:
+        """The heads of a group `key_heads` apart, of value heads alone."""
+        if config["model_type"] == "qwen3_next":
+            return rows
+        parts = rows.reshape(key_heads, group, dim, *rows.shape[1:])
+        return parts.swapaxes(0, 1).reshape(rows.shape)
+
+    for name, values in tensors.items():
+        if "conv1d." in name or "conv.conv." in name:
+            values = values.squeeze(1) if values.ndim > 2 else values
+        if name.endswith("norm.weight") and is_qwen and "linear_attn.norm" not in name:
+            values = values + 1
+        if "in_proj_qkvz" in name:
+            parts = values.reshape(key_heads, -1, values.shape[-1])
+            ends = np.cumsum([dims[0], dims[0], group * dims[1]])
+            q, k, v, z = (part.reshape(-1, values.shape[-1]) for part in np.split(parts, ends, 1))
+            made[name.replace("qkvz", "qkv")] = np.concatenate([q, k, v])
+            made[name.replace("qkvz", "z")] = z
+            continue
+        if "in_proj_qkv." in name or "conv1d." in name:
+            keys, rows = np.split(values, [2 * key_heads * dims[0]])
+            values = np.concatenate([keys, tiled(rows, dims[1])])
+        elif "in_proj_z." in name:
+            values = tiled(values, dims[1])
+        elif re.search(r"linear_attn\.(in_proj_[ab]\.|A_log|dt_bias)", name):
+            values = tiled(values, 1)
+        elif "linear_attn.out_proj" in name:
+            values = tiled(values.T, dims[1]).T
+        if name.endswith("A_log"):
+            values = -np.exp(values)
+        made[name.replace("dt_bias", "dt_proj.bias").replace("expert_bias", "expert_bias.bias")] = (
+            values
+        )
+    return made
+
+
+def add_states(writer: gguf.GGUFWriter, arch: str, config: Mapping[str, Any]) -> None:
+    """Keys of networks with states."""
+    if arch in DELTA_NETS:
+        heads = config["linear_num_value_heads"]
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(heads)
+        writer.add_ssm_inner_size(config["linear_value_head_dim"] * heads)
+        writer.add_full_attention_interval(4)
+        if arch != "qwen35":
+            shared = config["shared_expert_intermediate_size"]
+            writer.add_expert_shared_feed_forward_length(shared)
+        if arch == "qwen3next":
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        return
+    keys = config["num_key_value_heads"]
+    full = [kind == "full_attention" for kind in config["layer_types"]]
+    writer.add_head_count_kv([keys * each for each in full])
+    writer.add_shortconv_l_cache(config["conv_L_cache"])
+    writer.add_layer_norm_rms_eps(config["norm_eps"])
+    if arch == "lfm2moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    else:
+        size = int(2 * config["intermediate_size"] / 3)
+        multiple = config["block_multiple_of"]
+        writer.add_feed_forward_length(-(-size // multiple) * multiple)
 
 
 def with_parts(
@@ -189,12 +275,14 @@ def writer_of(path: Path, config: Mapping[str, Any]) -> gguf.GGUFWriter:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] not in ("lfm2", "qwen3_5_moe_text"):  # of which the latter have none
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    if arch not in ("lfm2", "lfm2moe"):
+        writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    partial = config.get("partial_rotary_factor")
+    partial = config.get("partial_rotary_factor", rope_of(config).get("partial_rotary_factor"))
     if config.get("rotary_dim"):
         partial = config["rotary_dim"] / head_dim
     if partial is None:
@@ -203,10 +291,12 @@ def writer_of(path: Path, config: Mapping[str, Any]) -> gguf.GGUFWriter:
     epsilon = config.get("layer_norm_eps") or config.get("norm_epsilon")
     if arch in LAYER_NORM:
         writer.add_layer_norm_eps(epsilon or 1e-5)
-    else:
+    elif "norm_eps" not in config:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     add_rope(writer, config)
     add_family(writer, arch, config)
+    if arch in WITH_STATES:
+        add_states(writer, arch, config)
     return writer
 
 

@@ -22,6 +22,7 @@ from predict.server.front_model import FrontModel
 from predict.server.http_protocol import uvicorn_settings
 from predict.server.lifecycle import Lifecycle
 from predict.server.run import listen
+from predict.server.tracing import Tracer
 from predict.sight import reader_of
 from predict.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -62,7 +63,15 @@ class HttpServer:
         has_model = (folder / "config.json").exists()  # others have a tokenizer alone
         pictures = reader_of(config.engine, read_spec(folder)[0]) if has_model else None
         front = FrontModel(tokenizer, config, pictures)
-        app = create_app(engine, front, config, lifecycle=self.lifecycle, log=self._log)
+        self._tracer = None
+        if config.otlp_traces_endpoint is not None:
+            self._tracer = Tracer(config.otlp_traces_endpoint)
+        app = create_app(
+            *(engine, front, config),
+            lifecycle=self.lifecycle,
+            log=self._log,
+            tracer=self._tracer,
+        )
         self._listening = listen("127.0.0.1", 0)
         self._server = uvicorn.Server(uvicorn.Config(app, **uvicorn_settings(config)))
         self._loop = asyncio.new_event_loop()
@@ -78,6 +87,8 @@ class HttpServer:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(SECONDS)
         self._log.close()
+        if self._tracer is not None:
+            self._tracer.close()
         self._listening.close()
 
     @property

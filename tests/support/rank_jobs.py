@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -45,15 +45,16 @@ def of_rank(rank: int, size: int, cut: dict[str, Any] | None) -> Iterator[None]:
         def __init__(self, config: EngineConfig, tokenizer: Tokenizer | None):
             super().__init__(config, tokenizer, rank if config.model.mode == "static" else None)
 
-        def _over_ranks(self) -> Running:
+        def _over_ranks(self, ranks: Any) -> Running:
             return self.running()
 
     def read(*arguments: Any) -> Any:
         spec, reader = read_spec(*arguments)
         return local_spec(spec, rank, size, **(cut or {})), reader
 
+    here = mock.patch("predict.build.spawned", return_value=nullcontext())
     static = mock.patch("predict.build.Builder", Part)
-    with mock.patch("predict.build.read_spec", read) if cut is not None else static:
+    with here, mock.patch("predict.build.read_spec", read) if cut is not None else static:
         yield
 
 

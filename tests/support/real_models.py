@@ -83,6 +83,7 @@ def config(path: Path, **settings: Any) -> EngineConfig:
 class Measured(NamedTuple):
     perplexity: float
     loss: float  # mean |difference| of a token's log-probability to transformers' float32
+    wanted: float  # transformers' perplexity, of the same tokens
 
 
 @functools.cache
@@ -102,5 +103,6 @@ def measured(path: Path, name: str, num_windows: int | None = None, **settings: 
         rows = log_softmax(engine.logits(window))
         parts.append(rows[np.arange(len(rows)), window[1:]])
     found = np.concatenate(parts).astype(np.float64)
-    loss = np.abs(found - np.array(wanted["logprobs"][: len(found)])).mean()
-    return Measured(float(np.exp(-found.mean())), float(loss))
+    logprobs = np.array(wanted["logprobs"][: len(found)])
+    loss = np.abs(found - logprobs).mean()
+    return Measured(float(np.exp(-found.mean())), float(loss), float(np.exp(-logprobs.mean())))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.config.adapters import Change
+from predict.config.rest import Rest
 from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats
@@ -132,6 +133,7 @@ class ScriptedEngine:
         self.script = script
         self.is_ready = True
         self.failure: str | None = None
+        self.is_sleeping = False
         self.is_held = False
         self.failed: Sequence[int] = ()  # samples that end as "error"
         self.moved = asyncio.Event()
@@ -183,6 +185,9 @@ class ScriptedEngine:
         self, texts: Sequence[Text], scores: bool, adapter: str | None
     ) -> npt.NDArray[np.float32]:
         raise UserError("scripts have no vectors")
+
+    async def rest(self, rest: Rest) -> None:
+        raise UserError("scripts do not rest")
 
     async def change(self, change: Change) -> None:
         if self.failure is not None:

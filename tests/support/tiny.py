@@ -76,3 +76,10 @@ def write_with_tokenizer(directory: Path) -> Path:
         if path.name != "config.json":
             shutil.copy(path, directory / path.name)
     return directory
+
+
+def write_config(directory: Path, changes: dict[str, Any]) -> Path:
+    """A folder with config.json alone, for weights that are made up."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return directory

@@ -10,6 +10,10 @@ struct AttentionBlock : AttentionFields {
   int64_t q_size() const { return num_heads * head_dim; }
   int64_t kv_size() const { return num_kv_heads * head_dim; }
   int64_t qkv_size() const { return q_size() + 2 * kv_size(); }
+  // Outputs of the first product: each head's query, and with out_gate its gate behind it; then
+  // keys and values.
+  int64_t queries_size() const { return q_size() * (out_gate ? 2 : 1); }
+  int64_t made_size() const { return queries_size() + 2 * kv_size(); }
 };
 
 struct AttentionBlockParams : BlockParams {

@@ -45,6 +45,21 @@ struct Wanted {
   int64_t row(int64_t token) const { return places ? places[token] : token; }
 };
 
+// Queries, keys and values of a row that has each head's gate behind its query.
+inline void drop_gates(const AttentionBlock& block, const float* made, float* qkv) {
+  for (int64_t head = 0; head < block.num_heads; ++head) {
+    copy_row(made + 2 * head * block.head_dim, qkv + head * block.head_dim, block.head_dim);
+  }
+  copy_row(made + block.queries_size(), qkv + block.q_size(), 2 * block.kv_size());
+}
+
+// out = values * sigmoid(gate), of a head.
+inline void gate_head(const float* values, const float* gate, float* out, int64_t dim) {
+  for_lanes(dim, [&](int64_t i, auto n) REGATTA_LAMBDA_INLINE {
+    store_n(out + i, load_n(values + i, n) * sigmoid(load_n(gate + i, n)), n);
+  });
+}
+
 // Tokens [begin, end), all phases in one region; of p.rows, those are [first, last).
 template <class T>
 void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& kernels,
@@ -53,7 +68,8 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   const AttentionBlock& block = p.block;
   const int64_t num_tokens = end - begin;
   const int64_t dim = block.head_dim, hidden_size = p.hidden_size;
-  const int64_t qkv_size = kernels.qkv.weight.out_features, q_size = kernels.out.weight.in_features;
+  const int64_t made_size = kernels.qkv.weight.out_features;
+  const int64_t qkv_size = block.qkv_size(), q_size = kernels.out.weight.in_features;
   const T* hidden = static_cast<const T*>(p.hidden) + begin * hidden_size;
   T* out = static_cast<T*>(p.hidden_out) + (p.rows ? first : begin) * hidden_size;
   Scratch& shared = Scratch::mine();
@@ -102,7 +118,7 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
                          shared);
 
   const Addend<T> qkv_addend(p.adapters, Adapted::kQkv, p.qkv.low_rank, begin, num_tokens,
-                             hidden_size, {block.q_size(), block.kv_size(), block.kv_size()},
+                             hidden_size, {block.queries_size(), block.kv_size(), block.kv_size()},
                              shared);
   const Addend<T> out_addend(adapters, Adapted::kOut, p.out.low_rank, p.rows ? 0 : begin,
                              wanted.num_rows, q_size, {hidden_size}, shared);
@@ -110,7 +126,8 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
   const PackedRows normed = make_rows(kernels.qkv, shared, num_tokens, Fill::kByRow);
   const PackedRows attended =
       make_rows(kernels.out, shared, std::max<int64_t>(wanted.num_rows, 1), Fill::kByColumns);
-  float* qkv = shared.take<float>(num_tokens * qkv_size);
+  float* made = shared.take<float>(num_tokens * made_size);
+  float* qkv = block.out_gate ? shared.take<float>(num_tokens * qkv_size) : made;
   Query* q = shared.take<Query>(num_tokens * q_size);
   // Heads can be packed one by one where they begin at a cache line of the packed row.
   const bool packs_heads = dim % 32 == 0 && !out_addend.any();
@@ -124,9 +141,15 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
     shrink(team, qkv_addend, input.rows, hidden_size);
     gemm(team, kernels.qkv, normed, [&](const Tile& tile) {
       qkv_addend.add(tile);
-      store_tile(tile, static_cast<const T*>(p.qkv.bias), qkv, qkv_size);
+      store_tile(tile, static_cast<const T*>(p.qkv.bias), made, made_size);
     });
     team.barrier();
+    if (block.out_gate) {
+      for_rows(team, num_tokens, [&](int64_t token) {
+        drop_gates(block, made + token * made_size, qkv + token * qkv_size);
+      });
+      team.barrier();
+    }
     whole.apply(team, num_tokens, qkv, qkv);
     rope_rows(team, rope, qkv, q);
     if (wanted.num_rows == 0) return;
@@ -134,6 +157,12 @@ void attention_block_piece(const AttentionBlockParams& p, const BlockKernels& ke
     attend<T>(team, attention, q, [&](int64_t token, int64_t head, const float* values) {
       const int64_t row = wanted.row(token);
       if (row < 0) return;
+      Scratch::Scope own(Scratch::mine());
+      if (block.out_gate) {
+        float* const open = Scratch::mine().take<float>(dim);
+        gate_head(values, made + token * made_size + (2 * head + 1) * dim, open, dim);
+        values = open;
+      }
       if (packs_heads) {
         pack_columns(attended, row, head * dim, values, dim);
       } else {
@@ -161,7 +190,7 @@ inline Status run_attention_block(const AttentionBlockParams& p) {
   const AttentionBlock& block = p.block;
   BlockKernels kernels;
   Status status =
-      find_linear("qkv", p.qkv, block.qkv, p.hidden_size, block.qkv_size(), p.dtype, &kernels.qkv);
+      find_linear("qkv", p.qkv, block.qkv, p.hidden_size, block.made_size(), p.dtype, &kernels.qkv);
   if (!status.ok()) return status;
   status =
       find_linear("out", p.out, block.out, block.q_size(), p.hidden_size, p.dtype, &kernels.out);

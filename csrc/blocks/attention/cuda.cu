@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "blocks/attention/block.h"
+#include "cuda/attention/out_gate.h"
 #include "cuda/walk.h"
 
 namespace regatta::cuda {
@@ -21,6 +22,7 @@ struct AttentionSpace {
 };
 
 struct AttentionScratch : Buffers {
+  Values made{this};     // [T, (2 Hq + 2 Hkv) D] by the first product, with out_gate
   Values qkv{this};      // [T, (Hq + 2 Hkv) D]
   Values q{this};        // [T, Hq D]
   Values mixed{this};    // [T, Hq D]
@@ -76,11 +78,12 @@ void count(const AttentionBlockParams& a, const AttentionLimits& limits, SharedS
   scratch.qkv.need(rows * block.qkv_size());
   scratch.q.need(rows * block.q_size());
   scratch.mixed.need(rows * block.q_size());
+  if (block.out_gate) scratch.made.need(rows * block.made_size());
   if (norms_over_ranks(block)) scratch.squares.need(rows * 2);
-  shared.product.count(block.qkv, a.dtype, rows, a.hidden_size, block.qkv_size(), false,
+  shared.product.count(block.qkv, a.dtype, rows, a.hidden_size, block.made_size(), false,
                        !norms_ahead(rows));
   shared.product.count(block.out, a.dtype, rows, block.q_size(), a.hidden_size);
-  shared.need_adapters(a.adapters, rows, a.hidden_size, 3, block.qkv_size());
+  shared.need_adapters(a.adapters, rows, a.hidden_size, 3, block.made_size());
   shared.need_adapters(a.adapters, rows, block.q_size(), 1, a.hidden_size);
   if (scratch.space_of(block) != nullptr) return;
   const PagedAttentionParams attended = paged_attention_params(a);
@@ -92,6 +95,19 @@ void count(const AttentionBlockParams& a, const AttentionLimits& limits, SharedS
 // about half of its shared memory (packed_weight.cuh).
 bool packed_by_halves(const AttentionBlock& block, int64_t rows) {
   return rows <= kRowsWithoutScratch && is_packed(block.qkv) && is_packed(block.out);
+}
+
+OutGateParams out_gate_params(const AttentionBlockParams& a, const AttentionScratch& s) {
+  OutGateParams gate;
+  gate.made = s.made;
+  gate.qkv = s.qkv;
+  gate.mixed = s.mixed;
+  gate.num_tokens = gate.num_rows = a.num_tokens;
+  gate.num_heads = a.block.num_heads;
+  gate.head_dim = a.block.head_dim;
+  gate.rest = 2 * a.block.kv_size();
+  gate.dtype = a.dtype;
+  return gate;
 }
 
 RopeAndCacheWriteParams rope_params(const AttentionBlockParams& a, const AttentionScratch& s) {
@@ -131,8 +147,10 @@ Status attend_last_rows(const AttentionBlockParams& a, PagedAttentionParams atte
   const Launch& launch = walk.launch;
   REGATTA_RETURN_IF_ERROR(
       gather_rows({a.rows, s.q, s.qkv, rows, tokens, a.block.q_size(), a.dtype}, launch));
-  REGATTA_RETURN_IF_ERROR(gather_rows(
-      {a.rows, source, walk.shared.some, rows, tokens, a.hidden_size, a.dtype}, launch));
+  if (source != nullptr) {
+    REGATTA_RETURN_IF_ERROR(gather_rows(
+        {a.rows, source, walk.shared.some, rows, tokens, a.hidden_size, a.dtype}, launch));
+  }
   auto* borders = reinterpret_cast<int32_t*>(walk.shared.sumsq.data());
   REGATTA_RETURN_IF_ERROR(count_up(borders, rows + 1, launch));
   attended.q = s.qkv;
@@ -146,9 +164,12 @@ Status run(const AttentionBlockParams& a, const BlockView& view, const Attention
            Walk& walk) {
   const AttentionBlock& block = a.block;
   const int64_t rows = a.num_tokens;
-  Product qkv("qkv", block.qkv, a.qkv, a.hidden, s.qkv, rows, a.hidden_size, block.qkv_size());
-  REGATTA_RETURN_IF_ERROR(
-      walk.multiply_first(qkv, a.qkv, {block.q_size(), block.kv_size(), block.kv_size()}, view));
+  Product qkv("qkv", block.qkv, a.qkv, a.hidden, block.out_gate ? s.made : s.qkv, rows,
+              a.hidden_size, block.made_size());
+  REGATTA_RETURN_IF_ERROR(walk.multiply_first(
+      qkv, a.qkv, {block.queries_size(), block.kv_size(), block.kv_size()}, view));
+  OutGateParams gate = out_gate_params(a, s);
+  if (block.out_gate) REGATTA_RETURN_IF_ERROR(drop_gates(gate, walk.launch));
 
   RopeAndCacheWriteParams rope = rope_params(a, s);
   if (norms_over_ranks(block)) {
@@ -169,13 +190,16 @@ Status run(const AttentionBlockParams& a, const BlockView& view, const Attention
   if (lasts) {
     REGATTA_RETURN_IF_ERROR(rope_and_cache_write(rope, walk.launch));
     REGATTA_RETURN_IF_ERROR(attend_last_rows(a, attended, s, space, source, walk));
-    source = made;
+    if (source != nullptr) source = made;
+    gate.rows = a.rows;
+    gate.num_rows = a.num_rows;
   } else {
     Launch between = walk.launch;
-    between.between_halves = packed_by_halves(block, rows);
+    between.between_halves = packed_by_halves(block, rows) && !block.out_gate;
     REGATTA_RETURN_IF_ERROR(
         rope_and_paged_attention(rope, attended, walk.limits, space.memory, space.bytes, between));
   }
+  if (block.out_gate) REGATTA_RETURN_IF_ERROR(gate_outputs(gate, walk.launch));
   REGATTA_RETURN_IF_ERROR(walk.keep_wanted(a, some));
 
   Product out("out", block.out, a.out, s.mixed, some && !lasts ? made : a.hidden_out,

@@ -18,11 +18,13 @@ Status check(const AttentionBlock& block) {
     return Status::error(
         "blocks: qk_norm is a layer norm or has a bias (allowed: an RMS norm without)");
   }
-  if (block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional ||
-      block.out_gate) {
+  if (block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional) {
     return Status::error(
-        "blocks: a block has qk_norm_each, prefix_mask, two-dimensional positions or an out_gate "
-        "(allowed: none of these)");
+        "blocks: a block has qk_norm_each, prefix_mask or two-dimensional positions (allowed: none "
+        "of these)");
+  }
+  if (block.out_gate && block.qk_norm_whole) {
+    return Status::error("blocks: a block has an out_gate and qk_norm_whole (allowed: one)");
   }
   return {};
 }
@@ -32,7 +34,7 @@ void take(AttentionBlockParams& p, Tensors& tensors) {
   const int64_t width = p.hidden_size;
   const bool whole = block.qk_norm_whole;
   p.norm = tensors.norm("norm", block.norm, width);
-  p.qkv = tensors.linear("qkv", block.qkv, width, block.qkv_size(), block.qkv_bias,
+  p.qkv = tensors.linear("qkv", block.qkv, width, block.made_size(), block.qkv_bias,
                          block.adapters ? 3 : 0);
   p.q_norm = tensors.norm("q norm", block.qk_norm, whole ? block.q_size() : block.head_dim);
   p.k_norm = tensors.norm("k norm", block.qk_norm, whole ? block.kv_size() : block.head_dim);

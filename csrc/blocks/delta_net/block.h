@@ -15,6 +15,10 @@ struct DeltaNetBlock : DeltaNetFields {
   int64_t gate_size() const {
     return decay_size() + (write == WriteBy::kSigmoid ? num_value_heads : 0);
   }
+  // Outputs of a first product's second part, which adapters change apart from the first: gates of
+  // outputs, decays. Of rows that lay key head by key head, or without strengths, there is one.
+  int64_t second_size(int64_t size) const { return grouped_rows ? 0 : size; }
+  int64_t second_gates() const { return write == WriteBy::kSigmoid ? decay_size() : 0; }
 };
 
 struct DeltaNetBlockParams : BlockParams {
@@ -28,6 +32,8 @@ struct DeltaNetBlockParams : BlockParams {
   const float* out_norm = nullptr;   // [E], or with norm_groups [V * E]
   float* conv_states = nullptr;      // [slots, conv_width - 1, conv_size], in place
   float* states = nullptr;           // [slots, V, D, E], in place
+  // On GPUs bfloat16, too; `states` points to such values then.
+  DType states_dtype = DType::kFloat32;
   // Of the step, made by kind.cc.
   const void* made_qkvz = nullptr;  // [T, conv_size + V * E]
   const void* made_ba = nullptr;    // [T, gate_size]

@@ -43,6 +43,7 @@ struct DeltaNetFields {
   Residual residual;
   bool partial = false;
   SchemeId qkvz = SchemeId::kDense, ba = SchemeId::kDense, out = SchemeId::kDense;
+  bool adapters = false;
 };
 
 template <class Setting>
@@ -51,7 +52,8 @@ void take(DeltaNetFields* to, Setting& setting) {
       TAKE(conv_bias), TAKE(norm), TAKE(decay), TAKE(decay_bound), TAKE(delta), TAKE(write),
       TAKE(write_scale), TAKE(unit_keys), TAKE(skip), TAKE(tiled_heads), TAKE(out_norm),
       TAKE(norm_groups), TAKE(gate), TAKE(gate_first), TAKE(grouped_rows), TAKE(post_norm),
-      TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(qkvz), TAKE(ba), TAKE(out);
+      TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(qkvz), TAKE(ba), TAKE(out),
+      TAKE(adapters);
 }
 
 }  // namespace regatta

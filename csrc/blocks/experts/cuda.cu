@@ -67,9 +67,9 @@ void count(const ExpertBlockParams& e, const AttentionLimits&, SharedScratch& sh
   scratch.counts.need(sort_counts(pairs, num_experts));
   shared.product.count(SchemeId::kDense, e.dtype, rows, e.hidden_size, num_experts);
   shared.product.count(block.gate_up, e.dtype, pairs, e.hidden_size, block.up_size(), folds, false,
-                       num_experts);
+                       block.num_own());
   shared.product.count(block.down, e.dtype, pairs, block.intermediate_size, e.hidden_size, false,
-                       false, num_experts);
+                       false, block.num_own());
   if (block.shared_size == 0) return;
   scratch.shared.need(rows * e.hidden_size);
   shared.product.count(block.shared_gate_up, e.dtype, rows, e.hidden_size, block.shared_up_size(),
@@ -120,6 +120,7 @@ class ExpertRun {
     }
     if (select_experts(problem, architecture) == ExpertKernel::kOneToken) {
       OneTokenParams one = one_token_params(view, problem.weights == ExpertWeights::kCodes);
+      if (view.partial) return sum_one_token(one, view);
       if (walk_.hand(view, e_.num_tokens, true) == Handed::kSumsq) {
         one.sumsq_out = walk_.shared.sumsq;
       }
@@ -158,6 +159,8 @@ class ExpertRun {
     choose.bias = e_.router_bias;
     choose.correction = e_.correction;
     choose.num_tokens = static_cast<int>(e_.num_tokens);
+    choose.first_expert = static_cast<int>(e_.block.first_expert);
+    choose.num_own = static_cast<int>(e_.block.num_own());
     return choose;
   }
 
@@ -177,7 +180,6 @@ class ExpertRun {
     p.has_plain_norm = block.norm.is_there && block.norm.kind == NormKind::kRms && !block.norm.bias;
     p.has_shared_gate = e_.shared_gate != nullptr;
     p.has_post_norm = block.post_norm.is_there;
-    p.is_partial = block.partial;
     p.gated = block.activation.gated;
     p.is_batch_invariant = is_batch_invariant;
     return p;
@@ -231,6 +233,18 @@ class ExpertRun {
     return p;
   }
 
+  // A single token's experts, of which ranks sum what they made.
+  Status sum_one_token(OneTokenParams& one, const BlockView& view) {
+    one.source = nullptr;
+    one.made_scale = 1.f;
+    one.out = walk_.shared.made;
+    REGATTA_RETURN_IF_ERROR(one_token(one, walk_.launch));
+    walk_.hand(view, 1, false);
+    SumNormParams p;
+    p.made = walk_.shared.made;
+    return walk_.sum(p, view, walk_.source_of(view), e_.hidden_out, 1, e_.hidden_size);
+  }
+
   // The sorted rows -> what each pair's expert makes of it, in their place.
   Status run_experts() {
     const ExpertBlock& block = e_.block;
@@ -241,7 +255,7 @@ class ExpertRun {
     Product down("down", block.down, {down_weight.data(), e_.down.bias}, x_.inner, x_.sorted, pairs,
                  block.intermediate_size, e_.hidden_size);
     for (Product* p : {&gate_up, &down}) {
-      p->num_groups = block.router.num_experts;
+      p->num_groups = block.num_own();
       p->group_ends = x_.ends;
     }
     down.group_ends_ready = true;  // gate_up came between

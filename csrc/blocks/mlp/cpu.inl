@@ -20,7 +20,8 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
   const PackedRows normed = make_rows(gate_up, shared, num_rows, Fill::kByRow);
   const PackedRows active = make_rows(down, shared, num_rows, Fill::kByColumns);
   float* products = fused ? nullptr : shared.take<float>(num_rows * up_size);
-  const Ending<T> ending(p.block, p.post_norm, p.down.bias, hidden,
+  const bool joins = p.block.joins;
+  const Ending<T> ending(p.block, p.post_norm, p.down.bias, joins ? input : hidden,
                          static_cast<T*>(p.hidden_out) + begin * hidden_size, num_rows, hidden_size,
                          shared);
   const int64_t halves = activation.gated ? intermediate : 0;
@@ -56,6 +57,7 @@ void mlp_block_piece(const MlpBlockParams& p, const Gemm& gate_up, const Gemm& d
     shrink(team, down_addend, activated, activated_stride);
     gemm(team, down, active, [&](const Tile& tile) {
       down_addend.add(tile);
+      if (joins) add_to_tile(tile, hidden, hidden_size);
       ending(tile);
     });
     ending.complete(team);

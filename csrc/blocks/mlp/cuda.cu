@@ -73,8 +73,9 @@ Status run(const MlpBlockParams& m, const BlockView& view, const MlpScratch& scr
     REGATTA_RETURN_IF_ERROR(
         walk.multiply_up(gate_up, block.activation, scratch.functions, m.dtype));
   }
-  return walk.end_block(down, view, walk.source_of(view), true, adapters, Adapted::kDown,
-                        m.down.low_rank);
+  const void* const source = block.joins ? input : walk.source_of(view);
+  return walk.end_block(down, view, source, true, adapters, Adapted::kDown, m.down.low_rank,
+                        block.joins ? m.hidden : nullptr);
 }
 
 const KindOnGpuOf<MlpBlockParams, MlpScratch> kMlp("mlp", view, count, run);

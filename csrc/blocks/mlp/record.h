@@ -17,7 +17,7 @@ struct MlpFields {
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
-  bool partial = false;
+  bool partial = false, joins = false;
   SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense;
   bool adapters = false;
 };
@@ -26,7 +26,7 @@ template <class Setting>
 void take(MlpFields* to, Setting& setting) {
   TAKE(intermediate_size), TAKE(activation), TAKE(norm), TAKE(up_bias), TAKE(down_bias),
       TAKE(parallel), TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(partial),
-      TAKE(gate_up), TAKE(down), TAKE(adapters);
+      TAKE(joins), TAKE(gate_up), TAKE(down), TAKE(adapters);
 }
 
 }  // namespace regatta

@@ -21,10 +21,10 @@ void take(ShortConvBlockParams& p, Tensors& tensors) {
   const ShortConvFields& block = p.block;
   const int64_t size = block.size, width = p.hidden_size;
   p.norm = tensors.norm("norm", block.norm, width);
-  p.bcx = tensors.linear("bcx", block.bcx, width, 3 * size, block.bias);
+  p.bcx = tensors.linear("bcx", block.bcx, width, 3 * size, block.bias, block.adapters);
   p.taps = static_cast<const float*>(tensors.table("taps", {block.width, size}).data);
   if (block.conv_bias) p.taps_bias = tensors.floats("taps bias", size);
-  p.out = tensors.linear("out", block.out, size, width, block.bias);
+  p.out = tensors.linear("out", block.out, size, width, block.bias, block.adapters);
   p.states = tensors.state("conv_state", {block.width - 1, size});
 }
 
@@ -37,10 +37,12 @@ Status run_rows(ShortConvBlockParams& p) {
   void* const bcx = rows_of(p, scratch, 3 * size);
   p.mixed = rows_of(p, scratch, size);
   REGATTA_RETURN_IF_ERROR(norm_of_input(p, block.norm, normed, made));
-  REGATTA_RETURN_IF_ERROR(product_of(p, p.bcx, block.bcx, normed, width, 3 * size, bcx));
+  REGATTA_RETURN_IF_ERROR(
+      product_of(p, p.bcx, block.bcx, normed, width, 3 * size, bcx, Adapted::kQkv));
   p.made_bcx = bcx;
   REGATTA_RETURN_IF_ERROR(cpu::short_conv(p));
-  REGATTA_RETURN_IF_ERROR(product_of(p, p.out, block.out, p.mixed, size, width, made));
+  REGATTA_RETURN_IF_ERROR(
+      product_of(p, p.out, block.out, p.mixed, size, width, made, Adapted::kOut));
   return sum_with_input(p, made);
 }
 

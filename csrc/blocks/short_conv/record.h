@@ -18,12 +18,13 @@ struct ShortConvFields {
   Residual residual;
   bool partial = false;
   SchemeId bcx = SchemeId::kDense, out = SchemeId::kDense;
+  bool adapters = false;
 };
 
 template <class Setting>
 void take(ShortConvFields* to, Setting& setting) {
   TAKE(size), TAKE(width), TAKE(norm), TAKE(conv_bias), TAKE(bias), TAKE(post_norm),
-      TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(bcx), TAKE(out);
+      TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(bcx), TAKE(out), TAKE(adapters);
 }
 
 }  // namespace regatta

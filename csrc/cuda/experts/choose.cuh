@@ -105,6 +105,12 @@ __device__ __forceinline__ void sort_down(uint64_t (&x)[kCount]) {
   sort_step<1, 1>(x);
 }
 
+// The number of an expert among those of which the first one here is 0.
+__device__ __forceinline__ int own_number(const ChooseArgs& a, int expert) {
+  const int own = expert - a.first_expert;
+  return own < 0 ? own + static_cast<int>(a.router.num_experts) : own;
+}
+
 // What lane j < top_k has of a token: its j-th choice, the best first.
 struct Choice {
   int id;

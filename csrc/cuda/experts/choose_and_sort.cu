@@ -48,7 +48,7 @@ struct Args {
   int32_t* ends;
   int32_t* places;
   const int32_t* counts;  // [chunks, E], or null
-  int num_pairs, top_k, num_experts, chunk;
+  int num_pairs, top_k, num_experts, num_own, chunk;
   int64_t row_bytes;
 };
 
@@ -56,7 +56,7 @@ struct Args {
 __device__ __forceinline__ void keep(const ChooseArgs& a, int token, const Choice& choice) {
   const int lane = threadIdx.x % kWarp, top_k = static_cast<int>(a.router.top_k);
   if (lane >= top_k) return;
-  a.ids[token * top_k + lane] = choice.id;
+  a.ids[token * top_k + lane] = own_number(a, choice.id);
   a.shares[token * top_k + lane] = choice.share;
 }
 
@@ -175,6 +175,10 @@ __global__ void __launch_bounds__(kThreads) sort_kernel(const Args a) {
   }
   for (int i = warp; i < count; i += kWarps) {
     const int e = mine[i];
+    if (e >= a.num_own) {
+      if (lane == 0) a.places[first + i] = -1;
+      continue;
+    }
     int rank = 0;  // pairs of this expert that stand ahead within the chunk
     for (int j0 = 0; j0 < i; j0 += kWarp) {
       const int j = j0 + lane;
@@ -256,7 +260,7 @@ __global__ void __launch_bounds__(kTogetherThreads)
     load_logits(choice, token, logits);
     const Choice chosen = choose_among(choice, logits, scores, scores + kPerLane * kWarp);
     const int pair = token * a.top_k + lane;
-    const uint32_t word = static_cast<uint32_t>(chosen.id) << 16 | pair;
+    const uint32_t word = static_cast<uint32_t>(own_number(choice, chosen.id)) << 16 | pair;
     if (lane < a.top_k) {
       if (blocks == 1) words[pair] = word;
       for (int to = 0; blocks > 1 && to < blocks; ++to) store_cluster_word(words + pair, to, word);
@@ -273,6 +277,10 @@ __global__ void __launch_bounds__(kTogetherThreads)
   int place = 0;
   for (bool first = true; task < end; ++task, first = false) {
     const int pair = task / pieces, part = task % pieces;
+    if (static_cast<int>(words[pair] >> 16) >= a.num_own) {
+      if (part == 0 && lane == 0) a.places[pair] = -1;
+      continue;
+    }
     if (!first) piece.load(a, pair, part * kPieceBytes);
     if (first || part == 0) place = count_below(words, num_words, words[pair]);
     piece.store(a, place, part * kPieceBytes);
@@ -353,6 +361,7 @@ Status choose_and_sort(const ChooseAndSortParams& p, bool together, const Launch
   a.num_pairs = static_cast<int>(pairs);
   a.top_k = static_cast<int>(router.top_k);
   a.num_experts = static_cast<int>(router.num_experts);
+  a.num_own = p.choose.num_own;
   a.chunk = static_cast<int>(chunk_of(pairs));
   a.row_bytes = p.hidden_size * dtype_size(p.dtype);
   if (together) return run_together(p.choose, a, launch_on);

@@ -40,22 +40,26 @@ struct ChooseArgs {
   int32_t* ids = nullptr;             // [T, K]: the best first; null of a single token
   float* shares = nullptr;            // [T, K]; alike
   int num_tokens = 0;
+  // Experts whose weights are here, as many from the first on: `ids` count from that, and wrap
+  // around, so that those of others lie behind.
+  int first_expert = 0, num_own = 0;
 };
 
 // The choice, and its pairs sorted by expert, and by token among those of one. ends: as
-// GemmParams::group_ends.
+// GemmParams::group_ends. Pairs of experts that are not here have no place and no row.
 struct ChooseAndSortParams {
   ChooseArgs choose;
   const void* x = nullptr;    // [T, H]
   void* sorted = nullptr;     // [P, H]: each pair's row of x
   int32_t* ends = nullptr;    // [E]
-  int32_t* places = nullptr;  // [T, K]: where each pair went
+  int32_t* places = nullptr;  // [T, K]: where each pair went; -1: nowhere
   int32_t* counts = nullptr;  // sort_counts(): room
   int64_t hidden_size = 0;
   DType dtype = DType::kBFloat16;
 };
 // A single token's experts, shared ones with them: the choice, both products, the sum of what they
-// make by the shares, and the residual. Of two tokens sorted rows are faster (measured on an H200).
+// make by the shares, and the residual; of experts that are not here nothing. Of two tokens sorted
+// rows are faster (measured on an H200).
 struct OneTokenParams {
   ChooseArgs choose;
   const void* x = nullptr;             // [H]: normed
@@ -71,7 +75,7 @@ struct OneTokenParams {
   const void* shared_down = nullptr;     // [H, S]
   const float* shared_gate = nullptr;    // [1] or null
   void* inner = nullptr;                 // [S + K I]: room
-  const void* source = nullptr;          // [H]
+  const void* source = nullptr;          // [H]; null: 0
   void* out = nullptr;                   // [H] = source_scale * source + made_scale * sum
   float* sumsq_out = nullptr;            // as GemmParams::sumsq_out, or null
   float source_scale = 1.f, made_scale = 1.f;

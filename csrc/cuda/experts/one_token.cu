@@ -58,10 +58,11 @@ struct Args {
   Activation activation;
 };
 
-// The token's experts, the best first.
+// The token's experts that are here, the best first.
 struct Chosen {
-  int32_t ids[kMaxChosen];
+  int32_t ids[kMaxChosen];  // counted from the first one here
   float shares[kMaxChosen];
+  int count;
 };
 
 // Room to choose in.
@@ -69,6 +70,18 @@ struct ChooseRoom {
   alignas(16) float scores[kMaxExperts], choice[kMaxExperts];
   float largest[kColumnWarps], sums[kColumnWarps];
 };
+
+// Leaves the experts that are here, in their order. By a warp.
+__device__ __forceinline__ void keep_own(const ChooseArgs& a, Chosen& chosen) {
+  const int lane = threadIdx.x % kWarp;
+  const bool inside = lane < a.router.top_k;
+  const int id = inside ? own_number(a, chosen.ids[lane]) : a.num_own;
+  const float share = inside ? chosen.shares[lane] : 0.f;
+  const unsigned own = __ballot_sync(~0u, id < a.num_own);
+  const int at = __popc(own & ((1u << lane) - 1));
+  if (id < a.num_own) chosen.ids[at] = id, chosen.shares[at] = share;
+  if (lane == 0) chosen.count = __popc(own);
+}
 
 // What choose() does, by a whole block, whose other warps would wait for one: an expert's rank is
 // the number of those that come ahead of it.
@@ -98,6 +111,8 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, ChooseRoom&
   if (lane == 0) room.largest[warp] = largest;
   if (!__syncthreads_and(sound)) {
     if (threadIdx.x < top_k) to.ids[threadIdx.x] = threadIdx.x, to.shares[threadIdx.x] = NAN;
+    __syncwarp();
+    if (warp == 0) keep_own(a, to);
     __syncthreads();
     return;
   }
@@ -153,6 +168,8 @@ __device__ __forceinline__ void choose_together(const ChooseArgs& a, ChooseRoom&
     if (router.scoring == Scoring::kSparseMixer) share = mixer_share(router, room.scores, mine);
     if (router.renormalize) share = share / warp_sum(share);
     if (inside) to.shares[lane] = share * router.scale;
+    __syncwarp();
+    keep_own(a, to);
   }
   __syncthreads();
 }
@@ -221,7 +238,7 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   __shared__ Chosen chosen;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int width = a.hidden_size, inner = a.intermediate_size, shared = a.shared_size;
-  const int items = shared + a.top_k * inner, stride = gridDim.x * kUpWarps;
+  const int stride = gridDim.x * kUpWarps;
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
   const Weight *gate = nullptr, *up = nullptr;
@@ -256,6 +273,7 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   pdl_wait();
   pdl_trigger();  // the logits are the next launch's, too
   choose_together<kUpWarps * kWarp>(a.choose, room, chosen);
+  const int items = shared + chosen.count * inner;
   if (!ahead && item < items) {
     aim(item);
     load(0);
@@ -314,11 +332,13 @@ __global__ void __launch_bounds__(kUpWarps* kWarp, kUpBlocks)
   }
 }
 
-// What `up` made, [K, I], as halves of codes; scales[k] is of its k-th row's. By the whole block.
+// What `up` made, [count, I], as halves of codes; scales[k] is of its k-th row's. By the whole
+// block.
 template <class T>
-__device__ __forceinline__ void make_codes(const Args<T, true>& a, __half* codes, float* scales) {
+__device__ __forceinline__ void make_codes(const Args<T, true>& a, int count, __half* codes,
+                                           float* scales) {
   __shared__ int largest[kMaxChosen];  // bits of floats, none of which is negative
-  const int width = a.intermediate_size, units = a.top_k * width / 8;
+  const int width = a.intermediate_size, units = count * width / 8;
   if (threadIdx.x < kMaxChosen) largest[threadIdx.x] = 0;
   __syncthreads();
   const float fixed = __ldg(a.down_act);
@@ -356,18 +376,18 @@ struct Cursor {
   static constexpr int kSize = kUnit<T, kCodes>;
   using Weight = Element<T, kCodes>;
   const Args<T, kCodes>& a;
-  const int32_t* ids;
+  const Chosen& chosen;
   const Weight* at;
   int column, unit, units;  // of the segment
   int k = -1;               // whose; -1: the shared experts'
 
-  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, const int32_t* chosen, int column,
+  __device__ __forceinline__ Cursor(const Args<T, kCodes>& args, const Chosen& chosen, int column,
                                     int first)
-      : a(args), ids(chosen), column(column), unit(first), units(a.shared_size / kSize) {
+      : a(args), chosen(chosen), column(column), unit(first), units(a.shared_size / kSize) {
     at = a.shared_down + static_cast<int64_t>(column) * a.shared_size + unit * kSize;
     if (unit >= units) wrap();
   }
-  __device__ __forceinline__ bool is_inside() const { return k < a.top_k; }
+  __device__ __forceinline__ bool is_inside() const { return k < chosen.count; }
   __device__ __forceinline__ void advance() {
     unit += kWarp, at += kWarp * kSize;
     if (unit >= units) wrap();
@@ -375,11 +395,11 @@ struct Cursor {
 
  private:
   __device__ __forceinline__ void wrap() {
-    while (k < a.top_k && unit >= units) {
+    while (k < chosen.count && unit >= units) {
       unit -= units, ++k, units = a.intermediate_size / kSize;
     }
-    if (k >= a.top_k) return;
-    const int64_t row = static_cast<int64_t>(ids[k]) * a.hidden_size + column;
+    if (k >= chosen.count) return;
+    const int64_t row = static_cast<int64_t>(chosen.ids[k]) * a.hidden_size + column;
     at = a.down + row * a.intermediate_size + unit * kSize;
   }
 };
@@ -403,7 +423,7 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
   };
   const uint64_t once = policy_evict_first();
   const uint4 zero = make_uint4(0, 0, 0, 0);
-  Cursor<T, kCodes> cursor(a, chosen.ids, column, lane);
+  Cursor<T, kCodes> cursor(a, chosen, column, lane);
   uint4 next[kUnits];
   int next_k[kUnits];
   const auto load = [&] {
@@ -418,16 +438,16 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
   load();
   pdl_trigger();
   pdl_wait();
-  const int width = a.shared_size + a.top_k * a.intermediate_size;
-  const float source = Traits<T>::to_float(a.source[column]);
-  float factor = lane < a.top_k ? chosen.shares[lane] : 0.f;
+  const int count = chosen.count, width = a.shared_size + count * a.intermediate_size;
+  const float source = a.source == nullptr ? 0.f : Traits<T>::to_float(a.source[column]);
+  float factor = lane < count ? chosen.shares[lane] : 0.f;
   if constexpr (kCodes) {
-    make_codes(a, inner_codes, scales);
-    if (lane < a.top_k) {
+    make_codes(a, count, inner_codes, scales);
+    if (lane < count) {
       factor *= scales[lane] * __ldg(a.down_scale + row_of(lane)) / kHalfUnit;
     }
   }
-  if (lane < a.top_k) factors[warp][lane + 1] = factor;
+  if (lane < count) factors[warp][lane + 1] = factor;
   if (lane == 0) factors[warp][0] = a.shared_gate == nullptr ? 1.f : *a.shared_gate;
   __syncwarp();
   float sum = 0.f;
@@ -452,7 +472,7 @@ __global__ void __launch_bounds__(kColumnWarps* kWarp, 1)
   }
   sum = warp_sum(sum);
   if (a.down_bias != nullptr) {
-    for (int k = 0; k < a.top_k; ++k) {
+    for (int k = 0; k < count; ++k) {
       sum = fmaf(chosen.shares[k], Traits<T>::to_float(a.down_bias[row_of(k)]), sum);
     }
   }

@@ -17,7 +17,6 @@ std::string refuses_norm(const ExpertProblem& p) {
 std::string refuses_one_token(const ExpertProblem& p) {
   if (p.weights == ExpertWeights::kOther) return "weights are neither dense nor e4m3 by rows";
   if (p.has_post_norm) return "a norm is behind the sum";
-  if (p.is_partial) return "ranks sum what it made";
   if (p.dtype == DType::kFloat32) return "takes bfloat16 and float16";
   if (!p.gated) return "there is no gate";
   if (p.num_groups > 32) return "more than 32 groups of experts";

@@ -31,7 +31,6 @@ struct ExpertProblem {
   ExpertWeights weights = ExpertWeights::kDense;
   bool has_norm = true, has_plain_norm = true;  // plain: RMS, no bias
   bool has_shared_gate = false, has_post_norm = false, gated = true;
-  bool is_partial = false;  // ranks sum what is made
   // A row has the same bits whatever rows are beside it.
   bool is_batch_invariant = false;
 };

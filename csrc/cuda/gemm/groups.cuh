@@ -3,7 +3,7 @@
 // How many rows each has is known on the device alone. Grids are large enough for any (tiles.h:
 // max_group_tiles), and blocks behind the last tile end at once. A tile may begin at any row; those
 // behind its group's end are the next group's, are multiplied with the wrong weight, and not
-// written.
+// written. Rows behind the last group's end belong to none: nothing is computed of them.
 //
 // Kernels whose ends are not ready let the next launch begin behind their pdl_wait(): to that one
 // they are.
@@ -155,7 +155,12 @@ __device__ __forceinline__ void make_group_table(const Groups& groups, GroupTabl
                   [](int rows) { return (rows + kTokens - 1) / kTokens; });
 }
 
-// The group of a row, by a whole warp; likewise.
+// Rows of `num_rows` that a group has: the first ones. Likewise, by any thread.
+__device__ __forceinline__ int rows_of_groups(const Groups& groups, int num_rows) {
+  return min(num_rows, __ldcg(groups.ends + groups.count - 1));
+}
+
+// The group of a row that has one, by a whole warp; likewise.
 __device__ __forceinline__ int find_group(const Groups& groups, int row) {
   const int lane = threadIdx.x % kWarp;
   int group = 0;  // as many as end ahead of the row

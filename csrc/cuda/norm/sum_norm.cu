@@ -10,7 +10,6 @@
 #include "cuda/common.cuh"
 #include "cuda/norm/sum_norm.h"
 #include "cuda/ranks/ranks.h"
-#include "cuda/ranks/select.h"
 
 namespace regatta::cuda {
 namespace {
@@ -107,6 +106,7 @@ __device__ __forceinline__ void load_parts(const Args<T>& a, const Piece<T, kWho
   float x[8];
   for (int j = 0; j < p.top_k; ++j) {
     const int64_t at = row * p.top_k + j;
+    if (p.places[at] < 0) continue;
     piece.load(part(p.places[at]), x);
     add(x, p.shares[at]);
   }
@@ -285,7 +285,7 @@ __device__ __forceinline__ void sum_norm_units(const Args<T>& a, const ExchangeO
       uint4 rows[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const bool is_there = inside && from + j < parts.top_k;
+        const bool is_there = inside && from + j < parts.top_k && list.places[j] >= 0;
         const T* const row = a.made + list.places[j] * int64_t{a.width} + first;
         rows[j] = is_there ? bit_cast<uint4>(load16(row)) : make_uint4(0, 0, 0, 0);
       }
@@ -313,10 +313,11 @@ __device__ __forceinline__ void sum_norm_units(const Args<T>& a, const ExchangeO
     Vec16<T> made;
 #pragma unroll
     for (int i = 0; i < 8; ++i) made.set(i, y[i]);
-    if (inside) ranks.push(unit, bit_cast<uint4>(made));
+    const uint4 own = sendable(bit_cast<uint4>(made));
+    if (inside) ranks.push(unit, own);
     ranks.count(gridDim.x * units);
     ranks.clear(blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x);
-    if (inside) made = bit_cast<Vec16<T>>(sum_of<T>(ranks, unit));
+    if (inside) made = bit_cast<Vec16<T>>(sum_of<T>(ranks, unit, own));
 #pragma unroll
     for (int i = 0; i < 8; ++i) y[i] = made.get(i);
   }
@@ -411,11 +412,8 @@ Status sum_norm_of_ranks(SumNormParams p, const Launch& launch_on) {
 Status sum_norm(const SumNormParams& p, const Launch& launch_on) {
   if (p.num_rows == 0) return {};
   const Exchange* const exchange = p.over_ranks ? current_exchange() : nullptr;
-  if (p.over_ranks && exchange == nullptr) {
-    return Status::error("sum_norm: this process has no other ranks");
-  }
-  const int64_t bytes = p.num_rows * p.width * dtype_size(p.dtype);
-  if (exchange && !(takes_units(p) && sums_in_norm(p.num_rows, bytes))) {
+  const SumProblem problem = sum_problem(p.num_rows * p.width * dtype_size(p.dtype));
+  if (p.over_ranks && !(exchange && takes_units(p) && sums_in_norm(p.num_rows, problem))) {
     return sum_norm_of_ranks(p, launch_on);
   }
   return dispatch_dtype(p.dtype, "sum_norm", [&](auto* t) {

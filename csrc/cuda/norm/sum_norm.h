@@ -7,7 +7,8 @@
 namespace regatta::cuda {
 
 // What experts made: row t is the sum over j < top_k of shares[t, j] times row places[t, j] of
-// `made`, in that order, plus shared_gate[t] (or 1) times row t of `shared`; rounded.
+// `made` (of place -1: 0), in that order, plus shared_gate[t] (or 1) times row t of `shared`;
+// rounded.
 struct MadeOfParts {
   const int32_t* places = nullptr;  // [num_rows, top_k]; null: there are no parts
   const float* shares = nullptr;    // [num_rows, top_k]

@@ -1,10 +1,11 @@
 // What ranks do within a kernel: push pieces of 16 bytes into each other's memory, and wait for
 // those of all.
 //
-// Each rank has slots for all ranks' parts, in three turns, on its own GPU; the others write there
-// over NVLink. Words travel alone: there is no flag. A word that has not come is the sentinel,
-// -0.0 as float32 and no NaN; what is sent has +0.0 in its place (also a pair of 16-bit values
-// whose bits are those, (+0.0, -0.0)). So a NaN in the data is data, and ends the wait for it.
+// Each rank has slots for the others' parts, in three turns, on its own GPU; they write there over
+// NVLink, and its own part stays where it is. Words travel alone: there is no flag. A word that has
+// not come is the sentinel, -0.0 as float32 and no NaN; what is sent has +0.0 in its place (also a
+// pair of 16-bit values whose bits are those, (+0.0, -0.0)). So a NaN in the data is data, and ends
+// the wait for it.
 //
 // Memory order
 //  * A word is the flag of itself: 32-bit accesses are single-copy atomic, also as parts of a
@@ -102,10 +103,9 @@ struct Exchanging {
     store_shared(slot(owner, turn, e.rank) + at, v);
   }
 
-  // To all, this rank too; the farther ones first.
+  // To all others: a sendable piece.
   __device__ __forceinline__ void push(uint32_t at, uint4 v) const {
-    v = sendable(v);
-    for (int i = 1; i <= e.size; ++i) {
+    for (int i = 1; i < e.size; ++i) {
       const int to = e.rank + i;
       push_to(to < e.size ? to : to - e.size, at, v);
     }
@@ -127,6 +127,7 @@ struct Exchanging {
   __device__ __forceinline__ void clear(uint32_t first, uint32_t step) const {
     const uint32_t ahead = turn == 0 ? Exchange::kTurns - 1 : turn - 1;
     for (int rank = 0; rank < e.size; ++rank) {
+      if (rank == e.rank) continue;
       uint4* const of = slot(e.rank, ahead, rank);
       for (uint32_t i = first; i < num_used; i += step) {
         store_shared(of + i, make_uint4(kNotYet, kNotYet, kNotYet, kNotYet));
@@ -150,9 +151,9 @@ struct Exchanging {
   }
 
   // Calls take(rank, piece) for the pieces of all ranks in their order; several are asked for at
-  // once.
+  // once. own: this rank's, sendable.
   template <class Take>
-  __device__ __forceinline__ void wait_for_all(uint32_t at, Take&& take) const {
+  __device__ __forceinline__ void wait_for_all(uint32_t at, uint4 own, Take&& take) const {
     constexpr int kAtOnce = 4;
     const uint4* const from = slot(e.rank, turn, 0) + at;
     for (int first = 0; first < e.size; first += kAtOnce) {
@@ -164,7 +165,9 @@ struct Exchanging {
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
           if (first + j < e.size) {
-            v[j] = load_shared(from + static_cast<size_t>(first + j) * e.slot_pieces);
+            const bool is_own = first + j == e.rank;
+            v[j] =
+                is_own ? own : load_shared(from + static_cast<size_t>(first + j) * e.slot_pieces);
             all = all && has_come(v[j]);
           }
         }
@@ -197,11 +200,11 @@ struct PieceSum {
   }
 };
 
-// The sum over ranks of pieces that all of them have pushed.
+// The sum over ranks of pieces that all of them have pushed. own: this rank's, sendable.
 template <class T>
-__device__ __forceinline__ uint4 sum_of(const Exchanging& ranks, uint32_t at) {
+__device__ __forceinline__ uint4 sum_of(const Exchanging& ranks, uint32_t at, uint4 own) {
   PieceSum<T> sum = {};
-  ranks.wait_for_all(at, [&](int rank, uint4 piece) { sum.add(rank, piece); });
+  ranks.wait_for_all(at, own, [&](int rank, uint4 piece) { sum.add(rank, piece); });
   return sum.piece();
 }
 

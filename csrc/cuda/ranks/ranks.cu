@@ -9,9 +9,11 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/common.cuh"
+#include "cuda/ranks/nccl.h"
 #include "cuda/ranks/ranks.h"
 #include "cuda/ranks/select.h"
 #include "regatta/abi.h"
@@ -19,22 +21,25 @@
 namespace regatta::cuda {
 namespace {
 
-constexpr int64_t kBufferBytes = 96 << 20;  // of all turns and ranks' slots, on each GPU
-constexpr uint32_t kSpare = 64;             // pieces of a slot, for slices that are no whole ones
+// Of a part that a launch sums: what it fills stays in L2 while it is sent, summed and cleared. Of
+// 64 MiB at once, launches of 16 MiB took twice as long for each byte as those of 8 (H200).
+constexpr int64_t kLaunchBytes = 8 << 20;
+constexpr uint32_t kSpare = 64;  // pieces of a slot, for slices that are no whole ones
 constexpr int kMostThreads = 1024, kLeastThreads = 128;
+constexpr int64_t kGatheredBytes = 32 << 20;
 constexpr int kCheckSeconds = 20;
 
 // ------------------------------------------------------------------------------------ kernels
 
-// Piece `at` of `count` values, the last one with zeros behind.
+// Piece `at` of `count` values, the last one with zeros behind, as it may be sent.
 template <class T>
 __device__ __forceinline__ uint4 load_piece(const T* from, uint32_t at, int64_t count) {
   constexpr int kSize = Vec16<T>::kSize;
   const int64_t first = int64_t{at} * kSize;
-  if (first + kSize <= count) return bit_cast<uint4>(load16(from + first));
+  if (first + kSize <= count) return sendable(bit_cast<uint4>(load16(from + first)));
   Vec16<T> v = {};
   for (int i = 0; first + i < count; ++i) v.v[i] = from[first + i];
-  return bit_cast<uint4>(v);
+  return sendable(bit_cast<uint4>(v));
 }
 
 template <class T>
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(kMostThreads)
   ranks.count(pieces);
   ranks.clear(first, step);
   for (uint32_t i = first; i < pieces; i += step) {
-    store_piece(out, i, count, sum_of<T>(ranks, i));
+    store_piece(out, i, count, sum_of<T>(ranks, i, load_piece(in, i, count)));
   }
 }
 
@@ -77,18 +82,22 @@ __global__ void __launch_bounds__(kMostThreads)
   const uint32_t first = first_piece(), step = step_of_grid();
   const int rank = exchange.rank, size = exchange.size;
   const auto in_slice = [&](int of, uint32_t i) { return of * slice + i < pieces; };
-  for (int k = 1; k <= size; ++k) {  // the own slice last
+  for (int k = 1; k < size; ++k) {
     const int of = rank + k < size ? rank + k : rank + k - size;
     for (uint32_t i = first; i < slice && in_slice(of, i); i += step) {
-      ranks.push_to(of, i, sendable(load_piece(in, of * slice + i, count)));
+      ranks.push_to(of, i, load_piece(in, of * slice + i, count));
     }
   }
   ranks.count(2 * slice);
   ranks.clear(first, step);
   for (uint32_t i = first; i < slice && in_slice(rank, i); i += step) {
-    ranks.push(slice + i, sum_of<T>(ranks, i));
+    const uint32_t at = rank * slice + i;
+    const uint4 sum = sum_of<T>(ranks, i, load_piece(in, at, count));
+    ranks.push(slice + i, sum);
+    store_piece(out, at, count, sum);
   }
   for (int of = 0; of < size; ++of) {
+    if (of == rank) continue;
     for (uint32_t i = first; i < slice && in_slice(of, i); i += step) {
       store_piece(out, of * slice + i, count, ranks.wait_for(of, slice + i));
     }
@@ -98,6 +107,22 @@ __global__ void __launch_bounds__(kMostThreads)
 struct Columns {
   int width, all_width;  // of a rank's rows, and of all
   int begins[Exchange::kMaxRanks + 1];
+  bool whole;  // no piece lies in two rows, and none is behind a rank's columns
+
+  // A rank's four words from `at` on, counted in its rows; some are behind its last.
+  __device__ __forceinline__ void put(float* all, int rank, int64_t at, int count,
+                                      const Vec16<float>& words) const {
+    if (whole) {
+      const int64_t row = at / width;
+      store16(all + row * all_width + begins[rank] + (at - row * width), words);
+      return;
+    }
+    for (int j = 0; j < count; ++j) {
+      const int64_t row = (at + j) / width;
+      const int column = begins[rank] + static_cast<int>(at + j - row * width);
+      if (column < begins[rank + 1]) all[row * all_width + column] = words.v[j];
+    }
+  }
 };
 
 // Words of parts [rows, width] from word `begin` on, `count` of them, into rows of all ranks'
@@ -116,17 +141,26 @@ __global__ void __launch_bounds__(kMostThreads)
   ranks.count(pieces);
   ranks.clear(first, step);
   for (uint32_t i = first; i < pieces; i += step) {
-    ranks.wait_for_all(i, [&](int rank, uint4 piece) {
-      const auto words = bit_cast<Vec16<float>>(piece);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (int64_t{i} * 4 + j >= count) continue;
-        const int64_t at = begin + int64_t{i} * 4 + j;
-        const int64_t row = at / columns.width;
-        const int column = columns.begins[rank] + static_cast<int>(at - row * columns.width);
-        if (column < columns.begins[rank + 1]) all[row * columns.all_width + column] = words.v[j];
-      }
+    const uint4 own = load_piece(part + begin, i, count);
+    ranks.wait_for_all(i, own, [&](int rank, uint4 piece) {
+      const int64_t at = int64_t{i} * 4;
+      columns.put(all, rank, begin + at, static_cast<int>(min(count - at, int64_t{4})),
+                  bit_cast<Vec16<float>>(piece));
     });
+  }
+}
+
+// The same of parts that are here, [size, count] words.
+__global__ void __launch_bounds__(kMostThreads)
+    place_kernel(const __grid_constant__ Columns columns, const float* parts, float* all,
+                 int64_t begin, int64_t count, int size) {
+  pdl_trigger();
+  pdl_wait();
+  for (int64_t i = first_piece(); i < size * count; i += step_of_grid()) {
+    const int rank = static_cast<int>(i / count);
+    const int64_t at = begin + i - rank * count, row = at / columns.width;
+    const int column = columns.begins[rank] + static_cast<int>(at - row * columns.width);
+    if (column < columns.begins[rank + 1]) all[row * columns.all_width + column] = parts[i];
   }
 }
 
@@ -175,10 +209,13 @@ struct Opened {
 };
 
 std::unique_ptr<Opened> made, current;  // before all are open, and then
+Links current_links = Links::kNone;
+// Where NCCL alone takes parts from one to the other: ranks, and room for all their parts.
+int num_ranks_of_nccl = 0;
+float* gathered = nullptr;
 
 uint32_t slot_pieces_of(int size) {
-  const int64_t bytes = kBufferBytes / (int64_t{Exchange::kTurns} * size);
-  return static_cast<uint32_t>(bytes / 16);
+  return static_cast<uint32_t>(2 * kLaunchBytes / size / 16) + kSpare;  // two shots': see there
 }
 
 int64_t num_slot_bytes(int size) {
@@ -214,8 +251,8 @@ Status create(int size, void* handle) {
 }
 
 // devices: of each rank, as this process numbers them. ends: the first word of a page that ranks
-// share.
-Status open(const void* handles, const int* devices, int rank, void* ends) {
+// share. links: of all ranks.
+Status open(const void* handles, const int* devices, int rank, void* ends, Links links) {
   if (!made) return Status::error("ranks on GPUs: no memory was made");
   Exchange& exchange = made->exchange;
   exchange.rank = rank;
@@ -251,6 +288,7 @@ Status open(const void* handles, const int* devices, int rank, void* ends) {
   REGATTA_RETURN_IF_ERROR(cuda_status(cudaHostGetDevicePointer(&on_gpu, ends, 0), "ranks on GPUs"));
   exchange.ends = static_cast<const uint32_t*>(on_gpu);
   current = std::move(made);
+  current_links = links;
   return {};
 }
 
@@ -296,24 +334,39 @@ bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0
 
 const Exchange* current_exchange() { return current ? &current->exchange : nullptr; }
 
+SumProblem sum_problem(int64_t bytes) {
+  const int size = current ? current->exchange.size : 1;
+  return {bytes, size, compute_capability(), current_links, has_nccl()};
+}
+
 Status sum_ranks(const SumRanksParams& p, const Launch& launch_on) {
   const Exchange* const exchange = current_exchange();
-  if (exchange == nullptr) return Status::error("sum_ranks: this process has no other ranks");
+  if (exchange == nullptr && !has_nccl()) {
+    return Status::error("sum_ranks: this process has no other ranks");
+  }
   if (!is_aligned(p.in) || !is_aligned(p.out)) {
     return Status::error("sum_ranks: rows must begin at multiples of 16 bytes");
   }
   return dispatch_dtype(p.dtype, "sum_ranks", [&](auto* t) -> Status {
     using T = std::remove_pointer_t<decltype(t)>;
     constexpr int64_t kSize = Vec16<T>::kSize;
-    const int64_t most = (exchange->slot_pieces - kSpare) * kSize;
+    SumProblem problem = sum_problem(p.count * int64_t{sizeof(T)});
+    const AllReduce chosen = p.by ? *p.by : select_all_reduce(problem);
+    if (chosen == AllReduce::kNccl) {
+      return nccl_sum(p.in, p.out, p.count, p.dtype, launch_on.stream);
+    }
+    problem.has_nccl = false;
+    const int64_t slot_bytes = int64_t{exchange->slot_pieces - kSpare} * 16;
+    const int64_t most_bytes =
+        chosen == AllReduce::kOneShot ? std::min(kLaunchBytes, slot_bytes) : kLaunchBytes;
+    const int64_t most = most_bytes / int64_t{sizeof(T)};
     for (int64_t begin = 0; begin < p.count; begin += most) {
       const int64_t count = std::min(most, p.count - begin);
       const auto pieces = static_cast<uint32_t>(ceil_div(count, kSize));
       const T* const in = static_cast<const T*>(p.in) + begin;
       T* const out = static_cast<T*>(p.out) + begin;
-      const AllReduce by = p.by ? *p.by
-                                : select_all_reduce(count * int64_t{sizeof(T)}, exchange->size,
-                                                    compute_capability());
+      problem.bytes = count * int64_t{sizeof(T)};
+      const AllReduce by = p.by ? *p.by : select_all_reduce(problem);
       if (by == AllReduce::kOneShot) {
         REGATTA_RETURN_IF_ERROR(launch(one_shot_kernel<T>, config_for(pieces, launch_on),
                                        "sum_ranks", *exchange, in, out, count, pieces));
@@ -327,19 +380,42 @@ Status sum_ranks(const SumRanksParams& p, const Launch& launch_on) {
   });
 }
 
+namespace {
+
+// By NCCL, into memory of its own, and from there to their columns.
+Status gather_by_nccl(const GatherColumnsParams& p, const Columns& columns, int size,
+                      const Launch& launch_on) {
+  const int64_t most = kGatheredBytes / 4 / size, words = p.num_rows * p.width;
+  for (int64_t begin = 0; begin < words; begin += most) {
+    const int64_t count = std::min(most, words - begin);
+    REGATTA_RETURN_IF_ERROR(nccl_gather(p.part + begin, gathered, count, launch_on.stream));
+    const auto pieces = static_cast<uint32_t>(ceil_div(size * count, int64_t{4}));
+    REGATTA_RETURN_IF_ERROR(launch(place_kernel, config_for(pieces, launch_on), "gather_over_ranks",
+                                   columns, gathered, p.all, begin, count, size));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status gather_over_ranks(const GatherColumnsParams& p, const Launch& launch_on) {
   const Exchange* const exchange = current_exchange();
-  if (exchange == nullptr)
+  if (exchange == nullptr && gathered == nullptr) {
     return Status::error("gather_over_ranks: this process has no other ranks");
+  }
   if (!is_aligned(p.part)) {
     return Status::error("gather_over_ranks: rows must begin at multiples of 16 bytes");
   }
   Columns columns = {};
   columns.width = static_cast<int>(p.width);
-  for (int rank = 0; rank < exchange->size; ++rank) {
+  const int size = exchange ? exchange->size : num_ranks_of_nccl;
+  for (int rank = 0; rank < size; ++rank) {
     columns.begins[rank + 1] = columns.begins[rank] + p.counts[rank];
   }
-  columns.all_width = columns.begins[exchange->size];
+  columns.all_width = columns.begins[size];
+  columns.whole =
+      p.width % 4 == 0 && columns.all_width == size * columns.width && is_aligned(p.all);
+  if (exchange == nullptr) return gather_by_nccl(p, columns, size, launch_on);
   const int64_t most = int64_t{exchange->slot_pieces - kSpare} * 4, words = p.num_rows * p.width;
   for (int64_t begin = 0; begin < words; begin += most) {
     const int64_t count = std::min(most, words - begin);
@@ -369,8 +445,20 @@ REGATTA_EXPORT const char* regatta_gpu_ranks_create(int device, int size, void* 
   return text_of(status);
 }
 REGATTA_EXPORT const char* regatta_gpu_ranks_open(const void* handles, const int* devices, int rank,
-                                                  void* ends) {
-  return regatta::cuda::text_of(regatta::cuda::open(handles, devices, rank, ends));
+                                                  void* ends, int links) {
+  return regatta::cuda::text_of(
+      regatta::cuda::open(handles, devices, rank, ends, static_cast<regatta::cuda::Links>(links)));
+}
+// Where no rank's GPU reaches another's memory.
+REGATTA_EXPORT const char* regatta_gpu_ranks_by_nccl(int device, int size) {
+  using namespace regatta::cuda;
+  regatta::Status status = cuda_status(cudaSetDevice(device), "ranks on GPUs");
+  if (status.ok()) status = cuda_status(cudaMalloc(&gathered, kGatheredBytes), "ranks on GPUs");
+  num_ranks_of_nccl = size;
+  return text_of(status);
+}
+REGATTA_EXPORT int regatta_gpu_ranks_want_nccl(int size, int links) {
+  return regatta::cuda::wants_nccl(size, static_cast<regatta::cuda::Links>(links)) ? 1 : 0;
 }
 REGATTA_EXPORT const char* regatta_gpu_ranks_check() {
   return regatta::cuda::text_of(regatta::cuda::check());
@@ -378,4 +466,5 @@ REGATTA_EXPORT const char* regatta_gpu_ranks_check() {
 REGATTA_EXPORT void regatta_gpu_ranks_close() {
   regatta::cuda::current.reset();
   regatta::cuda::made.reset();
+  cudaFree(std::exchange(regatta::cuda::gathered, nullptr));
 }

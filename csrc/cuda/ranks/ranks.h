@@ -2,11 +2,15 @@
 #pragma once
 
 #include "cuda/ranks/exchange.cuh"
+#include "cuda/ranks/select.h"
 
 namespace regatta::cuda {
 
-// Null where a model has one rank. Kernels that take it run in the same order, with the same sizes
-// and grids, on all ranks.
+// Null where a model has one rank, or NCCL alone takes parts from one to the other. Kernels that
+// take it run in the same order, with the same sizes and grids, on all ranks.
 const Exchange* current_exchange();
+
+// A sum of parts of so many bytes, as the tables know it.
+SumProblem sum_problem(int64_t bytes);
 
 }  // namespace regatta::cuda

@@ -28,10 +28,10 @@ inline constexpr const char* kPlacementNames[] = {"output", "sum"};
 constexpr const auto& names_of(Placement) { return kPlacementNames; }
 constexpr int kNumPlacements = 2;
 
-enum class Source : uint8_t { kInput, kNormed };
-inline constexpr const char* kSourceNames[] = {"input", "normed"};
+enum class Source : uint8_t { kInput, kNormed, kNone };
+inline constexpr const char* kSourceNames[] = {"input", "normed", "none"};
 constexpr const auto& names_of(Source) { return kSourceNames; }
-constexpr int kNumSources = 2;
+constexpr int kNumSources = 3;
 
 struct Norm {
   NormKind kind = NormKind::kRms;
@@ -68,6 +68,8 @@ struct Residual {
   bool is_plain_sum() const {
     return source == Source::kInput && input_scale == 1.0f && output_scale == 1.0f;
   }
+  // Whether a product that adds rows, or none, makes it.
+  bool is_of_product() const { return source == Source::kNone || is_plain_sum(); }
 };
 
 template <class Setting>

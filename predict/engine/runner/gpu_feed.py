@@ -88,7 +88,3 @@ class GpuFeed:
             target = joined.data_ptr() + number * num_bytes
             cuda.copy_bytes(target, part.data_ptr(), num_bytes, stream)
         return joined.transpose([1, 0, 2]).contiguous().reshape([shape[1], -1])
-
-    def of_tokens(self, logits: Tensor, columns: Tensor | None) -> Tensor:
-        """The logits as they are: GpuChooser.token_ids says whose they are."""
-        return logits

@@ -31,8 +31,11 @@ _NUM_PLAIN = Choice._fields.index("min_p")  # columns ahead of min_p and typical
 class HostChooser:
     """Chooses a step's tokens, which are known at once."""
 
-    def __init__(self, backend: ModuleType):
-        self._backend = backend
+    def __init__(self, backend: ModuleType, columns: npt.NDArray[np.int64] | None = None):
+        """columns: by token, where logits are of fewer tokens; see `known_tokens`."""
+        self._backend, self._columns_of = backend, columns
+        # The last one is of what could not be drawn.
+        self._ids = None if columns is None else np.append(known_tokens(columns), -1)
         # By number of rows: five uploads are a tenth of a small model's step on the host.
         self._greedy_columns: dict[int, list[Tensor]] = {}
 
@@ -129,11 +132,27 @@ class HostChooser:
         return paddle.to_tensor(changed, place=logits.place)
 
     def _drawn(self, logits: Tensor, choices: Choices) -> list[int]:
-        logits = self._masked(self.adjusted(logits, choices), choices)
-        tokens: list[int] = self._backend.sample(logits, *self._columns(choices.rows)).tolist()
+        ids = self._ids if choices.fill_masks is None else None
+        if ids is None:
+            logits = self._masked(self.adjusted(self._of_all(logits), choices), choices)
+        drawn = self._backend.sample(logits, *self._columns(choices.rows))
+        if ids is not None:
+            of_few: list[int] = ids[drawn.numpy()].tolist()
+            return of_few
+        tokens: list[int] = drawn.tolist()
         if choices.window is not None:
             return verified(tokens, logits.numpy(), choices.window, choices.rows)
         return tokens
+
+    def _of_all(self, logits: Tensor) -> Tensor:
+        """Logits of all tokens, -inf of those without a column."""
+        import paddle
+
+        if self._columns_of is None:
+            return logits
+        nothing = np.full((len(logits), 1), -np.inf, np.float32)
+        values = np.concatenate([logits.numpy(), nothing], axis=1)
+        return paddle.to_tensor(values[:, self._columns_of], place=logits.place)
 
     def _columns(self, choices: Sequence[Choice]) -> list[Tensor]:
         """The sampling operator's inputs besides the logits."""
@@ -160,6 +179,13 @@ class HostChooser:
         masks = np.empty((len(choices.rows), num_words(logits.shape[1])), np.int32)
         choices.fill_masks(masks)
         return self._backend.mask_logits(logits, paddle.to_tensor(masks, place=logits.place))
+
+
+def known_tokens(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """[D] token of each column, of [V] columns by token; D for tokens that have none."""
+    count = len(np.unique(columns))  # one for all that it does not know
+    count -= count < len(columns)
+    return np.argsort(columns, kind="stable")[:count].astype(np.int32)
 
 
 def _are_largest(choices: Choices) -> bool:

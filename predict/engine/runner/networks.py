@@ -51,6 +51,10 @@ class DynamicForward:
         self.backend, self.decoder, self.caches = backend, decoder, caches
         self._bound = backend.BoundLayers(decoder.layers, caches, decoder.ropes)
 
+    def rebind(self) -> None:
+        """To be called when weights or caches have other memory."""
+        self._bound.forget()
+
     def __call__(self, inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
         if taps:
             check_taps(taps, len(self.decoder.layers))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.speculation import STATES
 from predict.errors import UserError
+from predict.loading.arrays import FLOAT_DTYPES, StoredArray
 from predict.loading.build import DecoderBuilder, expected_tensors
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.draft_config import draft_settings
@@ -32,6 +33,7 @@ from predict.loading.memory import loading_bytes, weight_bytes
 from predict.loading.model import check_linears, target_of
 from predict.loading.platform import Platform
 from predict.loading.sources import CheckpointSource
+from predict.models import weight_names
 from predict.nn.cuts import linears_of_features, local_plan, local_spec
 from predict.nn.decoder import Decoder, Head
 from predict.nn.drafters import MEDUSA_TAPS, ChainDrafter, MedusaHeads
@@ -197,7 +199,24 @@ def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader
             return mtp(shared_checkpoint(config), target, reader)
         return mtp(Checkpoint(directory), target, reader)
     assert path is not None
-    return (eagle if method == "eagle" else medusa)(Path(path), target)
+    kind = eagle if method == "eagle" else medusa
+    return kind(Path(path), target, partial(_matrix, config, reader, method == "medusa"))
+
+
+def _matrix(config: EngineConfig, reader: ConfigReader, is_head: bool) -> StoredArray:
+    """The model's embedding as it is stored, or its matrix for logits, where it has one."""
+    is_program = config.model.mode == "static"
+    directory = Path(config.model.model_name_or_path)
+    there = (shared_checkpoint(config) if is_program else Checkpoint(directory)).tensors
+    names = weight_names(reader).found_in(there)
+    head = f"{names.head}.weight"
+    name = head if is_head and head in there else names.embedding
+    if there[name].dtype not in FLOAT_DTYPES:
+        raise UserError(
+            f"the drafter has no matrix for logits, and {name} of the model, whose rows it would "
+            f"have, is in codes ({there[name].dtype}); use a model in floats"
+        )
+    return there[name]
 
 
 def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWeights:
@@ -219,7 +238,11 @@ def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWe
     layout = layout_of(
         *(found.reader, checkpoint, source, settings.quantization.settings, plan), runs_on
     )
-    check_linears(plan, layout, runs_on)
+    try:
+        check_linears(plan, layout, runs_on)
+    except UserError as error:
+        said = str(error).replace("--quant_type", "--draft_model_quant_type")
+        raise UserError(f"the drafter in {checkpoint.directory}: {said}") from None
     expected = {n: s for n, s in expected_tensors(plan, layout).items() if n != plan.embedding}
     checkpoint.check(expected, (*found.ignored, *layout.ignored))
     return DrafterWeights(found, plan, layout, settings, platform)

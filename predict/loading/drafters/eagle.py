@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError
+from predict.loading.arrays import Part, StoredArray
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters._found import (
     Found,
@@ -45,8 +47,11 @@ EAGLE_UNREAD = (
 )
 
 
-def eagle(path: Path, target: DecoderSpec) -> Found:
-    """An EAGLE head: 1 and 2 where its layer reads one state, 3 and 3.1 where it reads both."""
+def eagle(path: Path, target: DecoderSpec, embedding: Callable[[], StoredArray]) -> Found:
+    """An EAGLE head: 1 and 2 where its layer reads one state, 3 and 3.1 where it reads both.
+
+    embedding: finds the model's, whose rows a tied head has for its logits.
+    """
     reader = ConfigReader.from_dir(path)
     refuse_others(reader)
     checkpoint = renamed(Checkpoint(path), _eagle_name)
@@ -73,7 +78,9 @@ def eagle(path: Path, target: DecoderSpec) -> Found:
     )
     hidden = spec.hidden_size
     query = there.get(f"{at}q_proj.weight")
-    reads_both = query is not None and query.shape[-1] == 2 * hidden
+    reads_both = "layers.0.hidden_norm.weight" in there or (
+        query is not None and query.shape[-1] == 2 * hidden  # where that norm was lost
+    )
     # EAGLE-3's product alone makes states of another size.
     theirs = reader.optional_int("target_hidden_size")
     for part in (reader, inner):
@@ -88,7 +95,7 @@ def eagle(path: Path, target: DecoderSpec) -> Found:
         ignored = ("rotary_emb.inv_freq",)
         return Found(checkpoint, inner, spec, WeightNames(layer="layers.0."), slots, form,
                      ignored=ignored)  # fmt: skip
-    return _eagle3(checkpoint, reader, inner, spec, target)
+    return _eagle3(checkpoint, reader, inner, spec, target, embedding)
 
 
 def _eagle3(
@@ -97,6 +104,7 @@ def _eagle3(
     inner: ConfigReader,
     spec: DecoderSpec,
     target: DecoderSpec,
+    embedding: Callable[[], StoredArray],
 ) -> Found:
     there, hidden, norm = checkpoint.tensors, spec.hidden_size, spec.head.norm
     assert norm is not None
@@ -126,6 +134,16 @@ def _eagle3(
             raise reader.wrong("norm_before_fc", "false, beside fc_norm")
         slots["taps_norm"] = NormPlan(norm, "input_norm.weight", None, len(taps) * width)
     rows = reader.optional_int("draft_vocab_size") or target.vocab_size
+    ids = mapped(checkpoint, "d2t", rows, target.vocab_size, is_offset=True)
+    if ids is None and rows != target.vocab_size:
+        raise UserError(
+            f"{checkpoint.directory}: d2t is missing, which says what tokens the {rows} of "
+            "draft_vocab_size are; complete the download"
+        )
+    if ids is not None and inner.get_bool("tie_word_embeddings", False):
+        own = "embed_tokens.weight"
+        if "lm_head.weight" not in there:  # of the embedding, the rows of its tokens
+            there["lm_head.weight"] = Part(there[own] if own in there else embedding(), ids)
     if "lm_head.weight" in there or rows != target.vocab_size:
         slots["head"] = linear("lm_head", rows, hidden, there)
     elif hidden != width:
@@ -146,12 +164,6 @@ def _eagle3(
             slots["qkv"] = replace(qkv, in_features=2 * hidden)
         return replace(plan, slots=slots)
 
-    ids = mapped(checkpoint, "d2t", rows, target.vocab_size, is_offset=True)
-    if ids is None and rows != target.vocab_size:
-        raise UserError(
-            f"{checkpoint.directory}: d2t is missing, which says what tokens the {rows} of "
-            "draft_vocab_size are; complete the download"
-        )
     ignored = ("rotary_emb.inv_freq", "t2d", "d2t")
     names = WeightNames(layer="layers.0.")
     return Found(checkpoint, inner, spec, names, slots, form, both, ids, ignored)

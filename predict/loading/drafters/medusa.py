@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.errors import UserError
-from predict.loading.arrays import listed
+from predict.loading.arrays import Part, StoredArray, listed
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters._found import (
     Found,
@@ -47,8 +47,11 @@ VLLM_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 VLLM_HEAD = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
-def medusa(path: Path, target: DecoderSpec) -> Found:
-    """Medusa's heads. Published configs may name another number of heads: tensors are counted."""
+def medusa(path: Path, target: DecoderSpec, matrix: Callable[[], StoredArray]) -> Found:
+    """Medusa's heads. Published configs may name another number of heads: tensors are counted.
+
+    matrix: finds the model's for logits, whose rows heads of fewer tokens share.
+    """
     reader = ConfigReader.from_dir(path)
     refuse_others(reader)
     torch_file, safe_file = path / "medusa_lm_head.pt", path / "medusa_lm_head.safetensors"
@@ -84,6 +87,9 @@ def medusa(path: Path, target: DecoderSpec) -> Found:
         check_sizes(reader, target, first.shape[0])
     ids = _mapped_tokens(checkpoint, target.vocab_size)
     rows = target.vocab_size if ids is None else len(ids)
+    shared = reader.get_bool("original_lm_head", False)
+    if shared and ids is not None and not any(name.endswith(".head.weight") for name in there):
+        there["0.head.weight"] = Part(matrix(), ids)
     slots: dict[str, SlotPlan] = {}
     for head in range(num_heads):
         for layer in range(num_layers):
@@ -92,7 +98,6 @@ def medusa(path: Path, target: DecoderSpec) -> Found:
         if f"{head}.head.weight" in there:
             slots[f"head_{head:03d}"] = linear(f"{head}.head", rows, hidden, there)
     owned = sum(name.startswith("head_") for name in slots)
-    shared = reader.get_bool("original_lm_head", False)
     if owned not in (0, num_heads) and not (shared and owned == 1 and "head_000" in slots):
         raise UserError(
             f"{path} has {num_heads} Medusa heads and {owned} matrices for logits (allowed: one "

@@ -140,7 +140,8 @@ def stored_method(reader: ConfigReader, checkpoint: Checkpoint) -> str | None:
         return str(method)
     # PaddleNLP rounds weight-only types while it reads them, as we do.
     rounds = scheme_info(parse_quant_type(str(kind)).scheme).has_groups
-    is_calibrated = (checkpoint.directory / "act_scales.json").exists()
+    files = ("act_scales.json", "act_scales_0.json")
+    is_calibrated = any((checkpoint.directory / file).exists() for file in files)
     return None if rounds and not is_calibrated else str(kind)
 
 

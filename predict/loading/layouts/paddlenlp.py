@@ -8,16 +8,21 @@ A linear that neither file names is stored in float; where scales may be made up
 (--use_fake_parameter), all linears have some once both files are missing. Where shift is on, norms
 have biases: a norm's bias is the shift of the linears that read it.
 
+A quantization on several cards, and PaddleNLP's tools/split_weights.py, leave act_scales_N.json
+and weight_scales_N.json of each rank N beside the parts of its weights. Where ranks have other rows
+of a matrix, their scales lie side by side. Where they have other columns, and scales of their own,
+the codes are rounded again by the largest of each row.
+
 The tensors have Hugging Face's names and [out, in] matrices, as `quant` writes them, or as
 predict.loading.paddle_checkpoint shows PaddleNLP's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +33,8 @@ from predict.errors import UserError
 from predict.loading.arrays import Shape, listed
 from predict.loading.layouts._stored import Array, Stored, StoredPart
 from predict.loading.layouts.online import DENSE
+from predict.loading.parallel_parts import paths_of_ranks, split_of
+from predict.nn.hf_config import ConfigReader
 from predict.nn.plans import LinearPlan, WeightPlan
 from predict.schemes import Quantized, scheme_of
 from predict.schemes._e4m3 import E4M3_MAX, VALUES, encode
@@ -102,7 +109,32 @@ class PaddleNlp(Stored):
             )
 
     def _scales(self, path: Path, ending: str) -> dict[str, Any]:
+        if (paths := paths_of_ranks(path)) and not path.exists():
+            return self._joined([read_scales(each, ending) for each in paths], paths, ending)
         return {} if self.fake and not path.exists() else read_scales(path, ending)
+
+    def _joined(
+        self, ranks: Sequence[dict[str, Any]], paths: Sequence[Path], ending: str
+    ) -> dict[str, Any]:
+        """The scales of all ranks. Those of activations are the largest, of weights OfRanks."""
+        for path, of_rank in zip(paths, ranks, strict=True):
+            if other := sorted(of_rank.keys() ^ ranks[0].keys()):
+                raise UserError(
+                    f"{path} and {paths[0].name} do not hold the scales of the same linears; only "
+                    f"one has {listed(other)}; complete the copy, or {AGAIN}"
+                )
+        if ending == ACT_ENDING:
+            return {
+                stem: np.max([np.asarray(each[stem], np.float32) for each in ranks], axis=0)
+                for stem in ranks[0]
+            }
+        reader = ConfigReader.from_dir(self.checkpoint.directory)
+        found: dict[str, Any] = {}
+        for stem in ranks[0]:
+            parts = [np.asarray(each[stem], np.float32).reshape(-1) for each in ranks]
+            split = split_of(f"{stem}.weight", (1, 1), len(ranks), reader)
+            found[stem] = OfRanks(parts, split is not None and split.is_column)
+        return found
 
     def part_scheme(self, part: StoredPart) -> str:
         stem = stem_of(part.prefix)
@@ -127,7 +159,10 @@ class PaddleNlp(Stored):
 
     def read_part(self, part: StoredPart) -> Quantized:
         stem, fp8 = stem_of(part.prefix), self.floats
-        largest = np.asarray(self.weight[stem], np.float32).reshape(-1)
+        of_weight, by_rank = self.weight[stem], None
+        if isinstance(of_weight, OfRanks):
+            of_weight, by_rank = of_weight.joined(part.out_features)
+        largest = np.asarray(of_weight, np.float32).reshape(-1)
         if len(largest) not in (1, part.out_features):
             raise UserError(
                 f"{self.checkpoint.directory / WEIGHT_FILE}: {part.prefix} has {len(largest)} "
@@ -145,6 +180,8 @@ class PaddleNlp(Stored):
             floats = to_float32(self.checkpoint.read(part["weight"]))
             weight = scheme_of(self.quantized).quantize(floats, -1)
         else:
+            if by_rank is not None:
+                codes = self._rounded_again(part, codes, by_rank / largest, fp8)
             scale = largest / limit
             rows = part.out_features
             weight = Quantized(codes, scale if fp8 else np.broadcast_to(scale, (rows,)).copy())
@@ -154,6 +191,18 @@ class PaddleNlp(Stored):
             shift=self._shift(part),
             smooth=self._vector(part[SMOOTH]),
         )
+
+    def _rounded_again(self, part: StoredPart, codes: Array, ratios: Array, fp8: bool) -> Array:
+        """Codes by the largest scale. ratios: [ranks, rows] of the ranks' scales to it."""
+        if part.in_features % len(ratios):
+            raise UserError(
+                f"{self.checkpoint.directory}: {part.prefix} has {part.in_features} inputs, which "
+                f"do not divide among the {len(ratios)} ranks that {WEIGHT_FILE}'s parts are of"
+            )
+        values = VALUES[codes] if fp8 else codes.astype(np.float32)
+        pieces = values.reshape(len(values), len(ratios), -1) * ratios.T[:, :, None]
+        rounded = pieces.reshape(values.shape)
+        return encode(rounded) if fp8 else np.rint(rounded).astype(np.int8)
 
     def bias(self, plan: LinearPlan) -> Any:
         """See Layout. What a norm's bias adds to a linear in float is added to the linear's."""
@@ -191,6 +240,25 @@ class PaddleNlp(Stored):
         return self.scales(name) if name and name in self.checkpoint.tensors else None
 
 
+class OfRanks(NamedTuple):
+    """The largest |w| of a linear's rows, or of all, as each rank has found it."""
+
+    parts: Sequence[Array]
+    has_rows: bool  # whether each rank has other rows of the matrix
+
+    def joined(self, num_rows: int) -> tuple[Array, Array | None]:
+        """Those of the whole matrix; and of each rank [ranks, 1 or rows], where these differ."""
+        if self.has_rows:
+            each = num_rows // len(self.parts)
+            rows = (np.broadcast_to(part, (max(each, len(part)),)) for part in self.parts)
+            return np.concatenate([*rows]), None
+        if len({len(part) for part in self.parts}) > 1:
+            return np.concatenate([*self.parts]), None  # which is refused by its length
+        all_ranks = np.stack([*self.parts])
+        differ = bool((all_ranks != all_ranks[0]).any())
+        return all_ranks.max(axis=0), all_ranks if differ else None
+
+
 def stem_of(name: str) -> str:
     """What identifies a linear in the scale files: the name from its layer's number on."""
     stem = name.split("layers.", 1)[-1]
@@ -199,12 +267,6 @@ def stem_of(name: str) -> str:
 
 def read_scales(path: Path, ending: str) -> dict[str, Any]:
     """Scales by stem. Raises UserError where the file is missing, broken, or holds no numbers."""
-    of_ranks = path.with_name(f"{path.stem}_0{path.suffix}")
-    if not path.exists() and of_ranks.exists():
-        raise UserError(
-            f"{of_ranks} has scales of one rank's part alone, of a quantization on several cards; "
-            f"they do not hold for whole matrices: {AGAIN}"
-        )
     if not path.exists():
         raise UserError(
             f"{path} is missing, and config.json announces quantized activations; complete the "

@@ -131,6 +131,11 @@ class AttentionBlock(blocks.CachingBlock):
         return self.q_size + 2 * self.kv_size
 
     @property
+    def slot_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the first product: queries, with out_gate their gates too, keys, values."""
+        return self.q_size * (1 + self.out_gate), self.kv_size, self.kv_size
+
+    @property
     def costs(self) -> blocks.Costs:
         flops = 4 * self.q_size
         return blocks.Costs(
@@ -145,12 +150,12 @@ class AttentionBlock(blocks.CachingBlock):
 
     @property
     def is_fused(self) -> bool:
-        two_dimensional = self.positions.two_dimensional
-        return not (self.qk_norm_each or self.prefix_mask or two_dimensional or self.out_gate)
+        return not (self.qk_norm_each or self.prefix_mask or self.positions.two_dimensional)
 
     @property
     def can_be_calibrated(self) -> bool:
-        return self.is_plain and self.is_fused and self.positions.kind == "rotary"
+        is_rotary = self.positions.kind == "rotary"
+        return self.is_plain and self.is_fused and is_rotary and not self.out_gate
 
     def row_groups(self, slot: blocks.LinearSlot, names: WeightNames) -> int:
         return self.num_kv_heads if names.qkv_rows == "grouped" else 0
@@ -164,10 +169,9 @@ class AttentionBlock(blocks.CachingBlock):
         return Attention(self, slopes=slopes, kv_format=kv_format, **slots)
 
     def slots(self, hidden_size: int) -> tuple[blocks.Slot, ...]:
-        parts = (self.q_size * (1 + self.out_gate), self.kv_size, self.kv_size)
         return (
             *blocks.norm_slots("norm", self.norm, hidden_size),
-            blocks.LinearSlot("qkv", parts, hidden_size, self.qkv_bias),
+            blocks.LinearSlot("qkv", self.slot_sizes, hidden_size, self.qkv_bias),
             *self._qk_norm_slots(),
             blocks.LinearSlot("out", (hidden_size,), self.q_size, self.out_bias),
             *((blocks.TableSlot("sinks", (self.num_heads,), True),) if self.sinks else ()),

@@ -66,6 +66,7 @@ class DeltaNetBlock(blocks.Block):
 
     kind = "delta_net"
     linears = ("qkvz", "ba", "out")
+    adapted: ClassVar = {"qkvz": 0, "ba": 0, "out": 1}  # both products of the input have one row
     reads: ClassVar = {"qkvz": "norm", "ba": "norm"}
     has_parts = False
 
@@ -108,12 +109,18 @@ class DeltaNetBlock(blocks.Block):
     def states(self) -> tuple[blocks.StateTensor, ...]:
         return (
             blocks.StateTensor("conv_state", (self.conv_width - 1, self.conv_size)),
-            blocks.StateTensor("state", (self.num_value_heads, self.key_dim, self.value_dim)),
+            blocks.StateTensor(
+                "state", (self.num_value_heads, self.key_dim, self.value_dim), may_round=True
+            ),
         )
 
     @property
     def costs(self) -> blocks.Costs:
         return blocks.Costs(3 * (self.conv_size + self.value_size))
+
+    def adapted_parts(self, slot: blocks.LinearSlot) -> tuple[int, ...]:
+        # Of rows that lie key head by key head one matrix makes all parts.
+        return (slot.out_features,) if self.grouped_rows else slot.part_sizes
 
     def row_groups(self, slot: blocks.LinearSlot, names: WeightNames) -> int:
         return self.num_key_heads if self.grouped_rows else 0

@@ -28,6 +28,8 @@ class MlpBlock(blocks.Block):
     post_norm_of: blocks.Placement = "output"
     residual: blocks.Residual = blocks.Residual()
     partial: bool = False  # see Block
+    # Its input is a part of the sum over ranks; the residual is what the block before it read.
+    joins: bool = False
 
     kind = "mlp"
     linears = ("gate_up", "down")
@@ -48,11 +50,25 @@ class MlpBlock(blocks.Block):
     def can_be_calibrated(self) -> bool:
         return self.is_plain and self.activation == blocks.Activation() and not self.parallel
 
+    def widened(self, multiple: int) -> MlpBlock:
+        size = -(-self.intermediate_size // multiple) * multiple
+        return replace(self, intermediate_size=size)
+
     def shared(self, ranks: Ranks) -> tuple[MlpBlock, Mapping[str, Axis]]:
         inner = ranks.features(self.intermediate_size)
         bias = self.down_bias and ranks.is_first
         block = replace(self, intermediate_size=inner.count, down_bias=bias, partial=True)
         return block, {"inner": inner}
+
+    def joined(self, before: blocks.Block) -> tuple[blocks.Block, blocks.Block]:
+        norms = (before.post_norm, self.post_norm)
+        sums = (before.residual, self.residual)
+        is_plain = norms == (None, None) and sums == (blocks.Residual(),) * 2
+        if not (self.parallel and self.partial and before.partial and is_plain):
+            return before, self
+        part: Any = before  # every record is a dataclass
+        part = replace(part, partial=False, residual=blocks.Residual("none"))
+        return part, replace(self, joins=True)
 
     @property
     def cuts(self) -> Mapping[str, Cut]:
@@ -88,4 +104,7 @@ class Mlp(blocks.BlockWeights):
     ) -> tuple[Tensor, list[Tensor]]:
         x = self.normed(ops, step.before if self.block.parallel else hidden)
         inner = ops.activate(self.product(ops, x, "gate_up", step), self.block.activation)
-        return self.ended(ops, hidden, x, self.product(ops, inner, "down", step)), []
+        made = self.product(ops, inner, "down", step)
+        if self.block.joins:
+            made, hidden = ops.add(made, hidden), step.before
+        return self.ended(ops, hidden, x, made), []

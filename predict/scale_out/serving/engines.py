@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from predict.config.adapters import Change
+from predict.config.rest import Rest
 from predict.engine.embedding import Text
 from predict.engine.samples import StreamOutput
 from predict.engine.stats import EngineStats, metrics
@@ -221,6 +222,12 @@ class Engines:
         self._counts |= {each.replica: each.stats for each in told}
         past = [stats for name, stats in self._counts.items() if name not in names]
         return summed([each.stats for each in told], past)
+
+    is_sleeping = False
+
+    async def rest(self, rest: Rest) -> None:
+        """Replicas do not rest."""
+        raise UserError(f"{rest.act} does not go with replicas on Ray yet")
 
     async def change(self, change: Change) -> None:
         """Raises UserError: a replica that comes later would not know the adapter."""

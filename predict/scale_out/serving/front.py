@@ -13,6 +13,7 @@ from predict.server.config import ServerConfig
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
 from predict.server.metrics import Metrics
+from predict.server.tracing import Tracer
 from predict.system.notes import LOG, OnStderr
 
 
@@ -24,7 +25,7 @@ class RayFront:
         if on_loopback:
             listen_on_loopback()
         LOG.addHandler(OnStderr())
-        metrics = Metrics()
+        metrics, endpoint = Metrics(), config.otlp_traces_endpoint
         self._lifecycle = Lifecycle()
         self._engines = Engines(ServeReplicas(engines), config.retry_after, metrics.answer_ended)
         self._app = create_app(
@@ -33,6 +34,7 @@ class RayFront:
             config,
             lifecycle=self._lifecycle,
             metrics=metrics,
+            tracer=None if endpoint is None else Tracer(endpoint),
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

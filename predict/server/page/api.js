@@ -1,6 +1,7 @@
 // The server: its models, its answers piece by piece, and its refusals in plain words.
 
 import { EventParser } from "./sse.js";
+import { words as inWords } from "./words.js";
 
 const MAX_WORDS = 1200; // of what a server says in an error
 const WORDS = {
@@ -28,17 +29,26 @@ export class ServerError extends Error {
    *   detail: the server's own words
    */
   constructor(words, more = {}) {
-    super(words);
+    super(inWords(words));
     Object.assign(this, { status: 0, detail: "", retryAt: null }, more);
   }
 }
 
-/** The names of the server's models. */
+/** The server's models, and its adapters: those have the model that they belong to as `parent`. */
 export async function listModels(key) {
   const response = await send("v1/models", key);
   const body = parse(await response.text());
   const models = Array.isArray(body?.data) ? body.data : [];
-  return models.map((model) => model?.id).filter((id) => typeof id === "string");
+  return models
+    .filter((model) => typeof model?.id === "string")
+    .map(({ id, parent }) => ({ id, parent: typeof parent === "string" ? parent : null }));
+}
+
+/** The tree of a formula's MathML; ServerError where the server makes none of it. */
+export async function formulaTree(latex, display, key) {
+  const body = JSON.stringify({ latex, display });
+  const response = await send("page/formula", key, { method: "POST", body });
+  return parse(await response.text())?.tree ?? null;
 }
 
 /** The events of an answer, as objects. Ends with the answer; ServerError when that fails. */

@@ -1,6 +1,6 @@
 // The page: wires the conversation, the message box, the dialogs and the server together.
 
-import { ServerError, chatEvents, listModels } from "./api.js";
+import { ServerError, chatEvents, formulaTree, listModels } from "./api.js";
 import {
   answerTurn,
   applyEvent,
@@ -13,9 +13,11 @@ import { button, byId, element } from "./dom.js";
 import { FieldForm } from "./fields.js";
 import { Follower } from "./follow.js";
 import { Attachments } from "./pictures.js";
+import { setFormulas } from "./formulas.js";
 import { Settings, saveTheme, tab } from "./settings.js";
 import { Watch, statsWords } from "./stats.js";
 import { TurnView, isEnter } from "./turns.js";
+import { changeLanguage, shownLanguage, translate, words } from "./words.js";
 
 const MAX_SPOKEN = 1500; // characters of an answer that a screen reader is given at its end
 const SUGGESTIONS = [
@@ -32,6 +34,7 @@ class Page {
     this.turns = [];
     this.views = [];
     this.running = null; // { controller, ended } while an answer comes
+    this.models = []; // of the server, adapters among them
     this.afterKey = null; // what is tried again with a key
     this.text = byId("text");
     this.follower = new Follower(byId("conversation"), byId("latest"));
@@ -39,6 +42,8 @@ class Page {
   }
 
   start() {
+    translate(document.body);
+    setFormulas((latex, display) => formulaTree(latex, display, this.key));
     this.wireComposer();
     this.wireHeader();
     this.wireSettings();
@@ -78,13 +83,13 @@ class Page {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && document.querySelector("dialog[open]") === null) this.stop();
     });
-    for (const words of SUGGESTIONS) {
-      byId("suggestions").append(element("li", {}, button(words, () => this.propose(words))));
+    for (const each of SUGGESTIONS.map(words)) {
+      byId("suggestions").append(element("li", {}, button(each, () => this.propose(each))));
     }
   }
 
-  propose(words) {
-    this.text.value = words;
+  propose(text) {
+    this.text.value = text;
     this.fit();
     this.text.focus();
   }
@@ -296,15 +301,15 @@ class Page {
     this.say(`The model answered: ${text}${rest} ${statsWords(turn.stats)[0]}`);
   }
 
-  say(words) {
-    byId("live").textContent = words;
+  say(said) {
+    byId("live").textContent = words(said);
   }
 
   /** A line above the message box, with a way back where there is one. */
-  notify(words, undo = null) {
+  notify(said, undo = null) {
     const line = byId("notice");
     line.replaceChildren();
-    if (!words) return;
+    if (!said) return;
     const hide = () => {
       line.replaceChildren();
       this.text.focus();
@@ -315,7 +320,7 @@ class Page {
       hide();
     };
     const back = undo ? [button("Undo", goBack)] : [];
-    line.append(element("span", {}, words), ...back, button("Dismiss", hide));
+    line.append(element("span", {}, words(said)), ...back, button("Dismiss", hide));
   }
 
   // Head
@@ -360,10 +365,31 @@ class Page {
   }
 
   showModels(models) {
-    if (!models.includes(this.settings.model)) this.settings.model = models[0] ?? "";
-    byId("model").replaceChildren(...models.map((id) => element("option", { value: id }, id)));
-    byId("model").value = this.settings.model;
+    const known = models.find(({ id }) => id === this.settings.model) ?? models[0];
+    this.models = models;
+    this.settings.model = known?.id ?? "";
+    const bases = models.filter(({ parent }) => parent === null).map(({ id }) => id);
+    byId("model").replaceChildren(...bases.map(option));
+    byId("model").value = known?.parent ?? this.settings.model;
+    this.showAdapters();
+  }
+
+  /** The adapters of the chosen model; a request names one in the model's place. */
+  showAdapters() {
+    const base = byId("model").value;
+    const own = this.models.filter(({ parent }) => parent === base).map(({ id }) => id);
+    byId("adapter").replaceChildren(
+      element("option", { value: "" }, words("none, the model itself")),
+      ...own.map(option),
+    );
+    byId("adapter").value = own.includes(this.settings.model) ? this.settings.model : "";
+    byId("adapter-field").hidden = own.length === 0;
     this.showModel();
+  }
+
+  choose(model) {
+    this.settings.model = model;
+    this.settings.save();
   }
 
   showModel() {
@@ -382,8 +408,13 @@ class Page {
     });
     closeFromOutside(dialog);
     byId("model").addEventListener("change", (event) => {
-      this.settings.model = event.target.value;
-      this.settings.save();
+      this.choose(event.target.value);
+      this.showAdapters();
+    });
+    byId("language").value = shownLanguage;
+    byId("language").addEventListener("change", (event) => changeLanguage(event.target.value));
+    byId("adapter").addEventListener("change", (event) => {
+      this.choose(event.target.value || byId("model").value);
       this.showModel();
     });
     byId("system").addEventListener("input", (event) => {
@@ -447,7 +478,7 @@ class Page {
       const isKey = /^[\x21-\x7e]{1,4096}$/.test(key);
       byId("key-error").textContent = isKey
         ? ""
-        : "A key is made of letters, digits and signs, without spaces.";
+        : words("A key is made of letters, digits and signs, without spaces.");
       if (!isKey) return;
       const then = this.afterKey;
       this.setKey(key);
@@ -466,9 +497,11 @@ class Page {
   askKey(then = () => {}) {
     this.afterKey = then;
     const isWrong = this.key !== "";
-    byId("key-words").textContent = isWrong
-      ? "The server did not take the key that this tab has. Another stays until you close the tab."
-      : "This server asks for a key. It stays in this tab until you close it.";
+    byId("key-words").textContent = words(
+      isWrong
+        ? "The server did not take the key that this tab has. Another stays until you close the tab."
+        : "This server asks for a key. It stays in this tab until you close it.",
+    );
     byId("key-error").textContent = "";
     if (!byId("key-dialog").open) byId("key-dialog").showModal();
     byId("key").focus();
@@ -477,12 +510,14 @@ class Page {
   setKey(key) {
     this.key = key;
     tab.key = key;
-    byId("key-state").textContent = key
-      ? "This tab has a key. It is gone when you close the tab."
-      : "This tab has none.";
+    byId("key-state").textContent = words(
+      key ? "This tab has a key. It is gone when you close the tab." : "This tab has none.",
+    );
     byId("forget-key").disabled = key === "";
   }
 }
+
+const option = (id) => element("option", { value: id }, id);
 
 /** The error of a turn: a ServerError as it is, else what is wrong with the page itself. */
 function known(error) {

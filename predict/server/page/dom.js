@@ -1,3 +1,5 @@
+import { words } from "./words.js";
+
 /**
  * A new element. The only way in which this page makes elements: never from HTML text.
  * @param {string} name
@@ -27,8 +29,10 @@ export function byId(id) {
 }
 
 /** A small button of words. */
-export function button(words, listener, attributes = {}) {
-  return element("button", { type: "button", ...attributes, on: { click: listener } }, words);
+export function button(said, listener, attributes = {}) {
+  const named = { ...attributes };
+  for (const name of ["aria-label", "title"]) if (named[name]) named[name] = words(named[name]);
+  return element("button", { type: "button", ...named, on: { click: listener } }, words(said));
 }
 
 /**
@@ -59,9 +63,9 @@ export async function copyText(text) {
 /** A button that copies what `text()` gives, and says so for a moment. */
 export function copyButton(text, label = "Copy") {
   const made = button("Copy", async () => {
-    made.textContent = (await copyText(text())) ? "Copied" : "Not allowed";
-    setTimeout(() => (made.textContent = "Copy"), 1600);
+    made.textContent = words((await copyText(text())) ? "Copied" : "Not allowed");
+    setTimeout(() => (made.textContent = words("Copy")), 1600);
   });
-  made.setAttribute("aria-label", label);
+  made.setAttribute("aria-label", words(label));
   return made;
 }

@@ -2,6 +2,7 @@
 
 import { byId, element } from "./dom.js";
 import { FIELDS, valueOf } from "./settings.js";
+import { words } from "./words.js";
 
 /** Rows for all fields, which keep what is written in the settings. */
 export class FieldForm {
@@ -33,7 +34,7 @@ export class FieldForm {
       id,
       ...(isText
         ? { rows: 2, spellcheck: "false" }
-        : { inputmode: "decimal", placeholder: "default" }),
+        : { inputmode: "decimal", placeholder: words("default") }),
       autocomplete: "off",
       "aria-describedby": `${id}-hint ${id}-error`,
     });
@@ -45,9 +46,9 @@ export class FieldForm {
     return element(
       "div",
       { class: isText ? "field wide" : "field" },
-      element("label", { for: id }, field.label),
+      element("label", { for: id }, words(field.label)),
       input,
-      element("p", { class: "hint", id: `${id}-hint` }, field.hint),
+      element("p", { class: "hint", id: `${id}-hint` }, words(field.hint)),
       element("p", { class: "wrong", id: `${id}-error`, role: "alert" }),
     );
   }

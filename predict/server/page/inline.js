@@ -2,6 +2,7 @@
 // Every step is linear in the text: it comes from a model, and a model may write anything.
 
 import { element } from "./dom.js";
+import { formula } from "./formulas.js";
 
 const MAX_DEPTH = 16; // elements inside one another: browsers lay them out by recursion
 const MAX_URL = 2000;
@@ -42,7 +43,7 @@ const PUNCTUATION = /[\p{P}\p{S}]/u;
 // Chinese, Japanese and Korean put no spaces around words: emphasis may end beside any of them.
 const UNSPACED = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
 const WORD = /[\p{L}\p{N}]/u;
-// What a model writes as a formula, shown as it stands: its _ and * are no emphasis.
+// What a model writes as a formula: its _ and * are no emphasis.
 const FORMULAS = [
   ["\\(", "\\)"],
   ["\\[", "\\]"],
@@ -381,7 +382,8 @@ function write(tokens, parent) {
       flush();
       if (token.kind === "break") current.append(element("br"));
       else if (token.kind === "code") {
-        current.append(element("code", { class: token.name }, token.text));
+        const { name, text: written } = token;
+        current.append(name ? formula(written) : element("code", {}, written));
       } else if (inLink) text += token.text;
       else {
         current.append(link(token.href, null, token.text));

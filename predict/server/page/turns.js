@@ -5,6 +5,7 @@ import { button, copyButton, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { pictureRow } from "./pictures.js";
 import { duration, statsWords } from "./stats.js";
+import { words } from "./words.js";
 
 const REST = 4; // a picture is drawn when this many times its own cost has gone by
 
@@ -19,7 +20,7 @@ export class TurnView {
     this.element = element(
       "article",
       { class: `turn ${turn.role}` },
-      element("h2", isUser ? { class: "unseen" } : {}, isUser ? "You" : turn.model || "Model"),
+      element("h2", isUser ? { class: "unseen" } : {}, isUser ? words("You") : turn.model || words("Model")),
       this.body,
       this.below,
     );
@@ -87,10 +88,10 @@ export class TurnView {
 
   statsLine() {
     const { turn } = this;
-    const words = statsWords(turn.stats);
-    if (turn.finish === "stopped") words.push("stopped");
-    if (turn.finish === "length") words.push("cut at the limit of tokens");
-    const parts = words.map((each) => element("span", {}, each));
+    const said = statsWords(turn.stats);
+    if (turn.finish === "stopped") said.push(words("stopped"));
+    if (turn.finish === "length") said.push(words("cut at the limit of tokens"));
+    const parts = said.map((each) => element("span", {}, each));
     if (turn.stats.perSecond !== null) parts[0].className = "speed";
     return element("p", { class: "stats" }, ...parts);
   }
@@ -113,7 +114,7 @@ export class TurnView {
   edit() {
     const isUser = this.turn.role === "user";
     const area = element("textarea", {
-      "aria-label": isUser ? "Your message" : "The answer",
+      "aria-label": words(isUser ? "Your message" : "The answer"),
       rows: Math.min(Math.max(this.turn.content.split("\n").length + 1, 3), 16),
     });
     area.value = this.turn.content;
@@ -141,7 +142,7 @@ export class TurnView {
         { class: "row" },
         button(isUser ? "Send" : "Save", save, { class: "primary" }),
         button("Cancel", cancel),
-        element("span", { class: "hint" }, hint),
+        element("span", { class: "hint" }, words(hint)),
       ),
     );
     area.addEventListener("keydown", (event) => {
@@ -190,7 +191,7 @@ class AnswerView {
     this.text = element("div", { class: "text" });
     this.markdown = new MarkdownView(this.text);
     this.reasoningText = element("div");
-    this.reasoningName = element("summary", {}, "Reasoning");
+    this.reasoningName = element("summary", {}, words("Reasoning"));
     this.reasoning = element(
       "details",
       { class: "reasoning", hidden: true },
@@ -231,7 +232,8 @@ class AnswerView {
     if (reasoning.length > this.numReasoned)
       this.reasoningText.append(reasoning.slice(this.numReasoned));
     this.numReasoned = reasoning.length;
-    const live = this.isLive && this.turn.content === "" ? "Reasoning…" : "Reasoning";
+    const isLive = this.isLive && this.turn.content === "";
+    const live = words(isLive ? "Reasoning…" : "Reasoning");
     const name = this.thought === null ? live : `Reasoned for ${duration(this.thought)}`;
     if (this.reasoningName.textContent !== name) this.reasoningName.textContent = name;
   }

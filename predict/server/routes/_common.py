@@ -25,7 +25,7 @@ async def body_of(context: Context, request: Request) -> AsyncIterator[dict[str,
     Raises ApiError where no answer can come, before the body is read.
     """
     context.info()
-    context.admission.check_room()
+    context.admission.check_room(record_of(request).key)
     with context.admission.body() as held:
         record_of(request).body = held
         value = await read_json(request, context.config, held)

@@ -26,8 +26,9 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v2/health/live", responses=errors())
     async def health(request: Request) -> Response:
         """200 while the server lives, 503 when its engine has ended: start it anew then."""
-        if not context.engine.is_alive:
-            raise context.unavailable()
+        for each in (context, *context.beside):
+            if not each.engine.is_alive:
+                raise each.unavailable()
         return json_response({"status": "ok"})
 
     @routes.get("/ready", responses=errors())
@@ -38,7 +39,8 @@ def router(context: Context) -> APIRouter:
             raise ApiError(
                 503, "the server is ending", headers={"Retry-After": context.retry_after}
             )
-        context.info()
+        if not context.beside or not any(each.engine.is_ready for each in context.beside):
+            context.info()
         return json_response({"status": "ready"})
 
     @routes.get("/version")
@@ -49,15 +51,21 @@ def router(context: Context) -> APIRouter:
     @routes.get("/metrics", responses=errors())
     async def metrics(request: Request) -> Response:
         """Counts and times, for Prometheus."""
-        stats: EngineStats | None = None
-        if context.engine.is_ready:
-            try:
-                with anyio.move_on_after(STATS_SECONDS):
-                    stats = await context.engine.stats()
-            except EngineDied:
-                stats = None
-        info = context.engine.info if context.engine.is_ready else None
-        context.metrics.engine_said(stats, info, context.config.model_names)
+        for each in (context, *context.beside):
+            await _ask(each, each.config.model_names[0] if context.beside else "")
         return Response(context.metrics.render(), media_type=CONTENT_TYPE)
 
     return routes
+
+
+async def _ask(context: Context, model: str) -> None:
+    """Takes in an engine's counts. model: see Metrics.engine_said."""
+    stats: EngineStats | None = None
+    if context.engine.is_ready:
+        try:
+            with anyio.move_on_after(STATS_SECONDS):
+                stats = await context.engine.stats()
+        except EngineDied:
+            stats = None
+    info = context.engine.info if context.engine.is_ready else None
+    context.metrics.engine_said(stats, info, context.config.model_names, model)

@@ -1,17 +1,27 @@
-"""GET /: the page to chat on. Its files are read once, and no other file is served."""
+"""GET /: the page to chat on. Its files are read once, and no other file is served.
+
+POST /page/formula makes MathML of a formula for it, where latex2mathml is installed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from predict.errors import UserError
 from predict.server.context import Context
-from predict.server.errors import ApiError
+from predict.server.errors import ApiError, invalid
+from predict.server.limits import read_json
 from predict.server.openapi import errors
+from predict.server.routes._common import json_response
+from predict.text.formulas import Formulas
 
+MAX_FORMULAS = 64  # that wait, of all clients
 FOLDER = Path(__file__).resolve().parents[1] / "page"
 # The page loads and runs files of this server only, and no text becomes HTML. Pictures that its
 # reader attaches are shown from data URLs.
@@ -63,4 +73,33 @@ def router(context: Context) -> APIRouter:
         """A file of the page."""
         return file(name)
 
+    if Formulas.is_there():
+        _add_formulas(routes, context)
     return routes
+
+
+def _add_formulas(routes: APIRouter, context: Context) -> None:
+    """One formula at a time, beside all else."""
+    formulas, thread = Formulas(), ThreadPoolExecutor(1, "regatta-formulas")
+    num_waiting = 0
+
+    @routes.post("/page/formula", include_in_schema=False)
+    async def formula(request: Request) -> Response:
+        """A formula as a tree of MathML: [name, attributes, text or trees...]."""
+        nonlocal num_waiting
+        with context.admission.body() as held:
+            value = await read_json(request, context.config, held)
+        latex, display = value.get("latex"), value.get("display", False)
+        if not isinstance(latex, str) or not isinstance(display, bool):
+            raise invalid("latex", "latex is no text, or display neither true nor false")
+        if num_waiting >= MAX_FORMULAS:
+            raise ApiError(429, "too many formulas wait", headers={"Retry-After": "1"})
+        num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(thread, formulas.made, latex, display)
+        except UserError as error:
+            raise invalid("latex", str(error)) from None
+        finally:
+            num_waiting -= 1
+        return json_response({"tree": made})

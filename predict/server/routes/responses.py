@@ -121,7 +121,7 @@ async def _answered(context: Context, request: Request, body: ResponsesBody) -> 
     if is_stored:
         items = [*kept, *map(kept_item, own_items(body))]
         response_id = events.response["id"]
-        entry = Entry(record_of(request).owner, response_id, b"", to_json(items))
+        entry = Entry(record_of(request).key.digest, response_id, b"", to_json(items))
     if body.background:
         assert entry is not None
         return _started(context, request, ready, events, entry, bool(body.stream))
@@ -154,7 +154,7 @@ def _earlier(context: Context, request: Request, body: ResponsesBody) -> list[di
     name, wanted = "previous_response_id", body.previous_response_id
     if wanted is None:
         return []
-    entry = context.store.find(record_of(request).owner, wanted, name)
+    entry = context.store.find(record_of(request).key.digest, wanted, name)
     if entry.is_running:
         raise invalid(name, f"{name} {wanted} has not ended; wait for it")
     response = entry.shown()
@@ -194,7 +194,7 @@ def _started(
     is_streamed: bool,
 ) -> Response:
     """The response whose answer has been begun in the background, or its stream."""
-    context.admission.check_room()
+    context.admission.check_room(record_of(request).key)
     entry.response = to_json(events.response)
     entry.events = [] if is_streamed else None
     if not context.store.put(entry):
@@ -215,8 +215,8 @@ def _started(
             context.store.measure(entry, event)
 
     events.changed = changed
-    request_id = record_of(request).request_id
-    entry.task = answer_in_background(context, request_id, ready.job, events, entry.gone, sent)
+    record = record_of(request)
+    entry.task = answer_in_background(context, record, ready.job, events, entry.gone, sent)
     entry.task.add_done_callback(lambda _: entry.moved.set())
     return _followed(entry, 0) if is_streamed else _object(entry)
 
@@ -270,7 +270,7 @@ async def _fitting(context: Context, chat: ChatBody, name_of: NameOf, cuts: bool
 
 
 def _found(context: Context, request: Request, response_id: str) -> Entry:
-    return context.store.find(record_of(request).owner, response_id)
+    return context.store.find(record_of(request).key.digest, response_id)
 
 
 def _object(entry: Entry) -> Response:

@@ -54,17 +54,19 @@ bool takes_route_step(const RouteParams& p) {
 struct ListCase {
   Router router;
   int tokens = 0, hidden = 0;
+  int first = 0, own = 0;  // experts that are here
   enum Kind { kPlain, kTies, kSpoiled } kind = kPlain;
   DType dtype = DType::kBFloat16;
 
   std::string name() const {
     const char* const kinds[] = {"plain", "ties", "spoiled"};
     return format(
-        "%s tokens %d experts %ld top %ld groups %ld of which %ld hidden %d dtype %s%s%s%s%s",
-        kinds[kind], tokens, router.num_experts, router.top_k, router.num_groups, router.top_groups,
-        hidden, dtype_name(dtype), router.scoring == Scoring::kSoftmax ? " softmax" : " sigmoid",
-        router.bias ? " bias" : "", router.correction ? " correction" : "",
-        router.renormalize ? " renormalized" : "");
+        "%s tokens %d experts %ld (%d from %d on) top %ld groups %ld of which %ld hidden %d dtype "
+        "%s%s%s%s%s",
+        kinds[kind], tokens, router.num_experts, own, first, router.top_k, router.num_groups,
+        router.top_groups, hidden, dtype_name(dtype),
+        router.scoring == Scoring::kSoftmax ? " softmax" : " sigmoid", router.bias ? " bias" : "",
+        router.correction ? " correction" : "", router.renormalize ? " renormalized" : "");
   }
 };
 
@@ -155,6 +157,7 @@ void check_lists(const ListCase& c, bool together, Random& random) {
   if (router.bias) p.choose.bias = bias.data;
   if (router.correction) p.choose.correction = correction.data;
   p.choose.ids = ids.data, p.choose.shares = shares.data, p.choose.num_tokens = c.tokens;
+  p.choose.first_expert = c.first, p.choose.num_own = c.own;
   p.x = x.data, p.sorted = sorted.data, p.ends = ends.data, p.places = places.data;
   p.counts = counts.data, p.hidden_size = c.hidden, p.dtype = c.dtype;
   CHECK_STATUS(
@@ -175,16 +178,23 @@ void check_lists(const ListCase& c, bool together, Random& random) {
                    router.correction ? host_correction.data() : nullptr,
                    &want_ids[t * router.top_k], &want_shares[t * router.top_k]);
   }
-  int32_t place = 0;
+  for (int32_t& id : want_ids) id = static_cast<int32_t>((id + count - c.first) % count);
+  int32_t place = 0, num_rows = 0;  // of experts that are here
   for (int32_t e = 0; e < count; ++e) {
     for (int64_t pair = 0; pair < pairs; ++pair) {
       if (want_ids[pair] != e) continue;
-      std::memcpy(&want_sorted[place * row_bytes], &rows[pair / router.top_k * row_bytes],
-                  row_bytes);
-      want_places[pair] = place++;
+      want_places[pair] = e < c.own ? place : -1;
+      if (e < c.own) {
+        std::memcpy(&want_sorted[place * row_bytes], &rows[pair / router.top_k * row_bytes],
+                    row_bytes);
+        num_rows = place + 1;
+      }
+      ++place;
     }
     want_ends[e] = place;
   }
+  std::vector<uint8_t> got_sorted = sorted.host();
+  for (auto* of : {&got_sorted, &want_sorted}) of->resize(num_rows * row_bytes);
   std::vector<float> got_shares = shares.host();
   for (float& share : got_shares) {
     if (std::isnan(share)) share = NAN;
@@ -197,7 +207,7 @@ void check_lists(const ListCase& c, bool together, Random& random) {
   compare(" shares", got_shares, want_shares);
   compare(" ends", ends.host(), want_ends);
   compare(" places", places.host(), want_places);
-  compare(" rows", sorted.host(), want_sorted);
+  compare(" rows", got_sorted, want_sorted);
   count_case(wrong.empty(), c.name() + (together ? "" : " apart") + " differs in" + wrong);
 }
 
@@ -219,6 +229,9 @@ ListCase random_lists(Random& random) {
   router.bias = random.below(4) == 0;
   router.correction = random.below(3) == 0;
   router.scale = random.below(2) ? 1.f : 2.5f;
+  c.own = static_cast<int>(router.num_experts);
+  if (random.below(3) == 0) c.own = 1 + random.below(c.own);
+  c.first = random.below(static_cast<int>(router.num_experts) - c.own + 1);
   c.tokens = random.below(3) ? 1 + random.below(40) : 1 + random.below(300);
   c.hidden = kHidden[random.below(7)];
   c.kind = static_cast<ListCase::Kind>(random.below(3));
@@ -232,7 +245,7 @@ std::vector<ListCase> chosen_lists() {
   const auto add = [&](int tokens, int experts, int top, int groups, int top_groups, int hidden) {
     ListCase c;
     c.tokens = tokens, c.hidden = hidden;
-    c.router.num_experts = experts, c.router.top_k = top;
+    c.router.num_experts = c.own = experts, c.router.top_k = top;
     c.router.num_groups = groups, c.router.top_groups = top_groups;
     if (groups > 1) {
       c.router.scoring = Scoring::kSigmoid;
@@ -505,6 +518,7 @@ class Layers {
     }
     p.choose.logits = logits_.data, p.choose.ids = ids_.data, p.choose.shares = shares_.data;
     p.choose.num_tokens = static_cast<int>(tokens_);
+    p.choose.num_own = static_cast<int>(model_.experts);
     p.x = normed_.data, p.sorted = sorted_.data, p.ends = ends_.data, p.places = places_.data;
     p.counts = counts_.data, p.hidden_size = model_.hidden;
     return choose_and_sort(p, is_new && sorts_together(p), on);

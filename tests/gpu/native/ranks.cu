@@ -3,6 +3,8 @@
 //
 //   ranks check sums|norms|columns|ends [RANKS]
 //   ranks time sums|norms [RANKS]
+//
+// REGATTA_NCCL names libnccl.so.2: its sums are checked and timed beside the own ones.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,8 +19,12 @@
 
 extern "C" {
 const char* regatta_gpu_ranks_create(int device, int size, void* handle);
-const char* regatta_gpu_ranks_open(const void* handles, const int* devices, int rank, void* ends);
+const char* regatta_gpu_ranks_open(const void* handles, const int* devices, int rank, void* ends,
+                                   int links);
 const char* regatta_gpu_ranks_check();
+const char* regatta_gpu_nccl_find(const char* path);
+const char* regatta_gpu_nccl_id(void* id);
+const char* regatta_gpu_nccl_open(int device, int rank, int size, const void* id);
 }
 
 using namespace regatta;
@@ -35,6 +41,7 @@ struct Shared {
   std::atomic<bool> failed;  // a process has ended
   cudaIpcMemHandle_t handles[kMost];
   uint64_t hashes[kMost];
+  char nccl_id[128];
 };
 
 Shared* shared;
@@ -63,9 +70,17 @@ void join() {
   for (int r = 0; r < size; ++r) devices[r] = r % count;
   ok(regatta_gpu_ranks_create(devices[rank], size, &shared->handles[rank]));
   meet();
-  ok(regatta_gpu_ranks_open(shared->handles, devices, rank, &shared->ends));
+  ok(regatta_gpu_ranks_open(shared->handles, devices, rank, &shared->ends, 2));
   meet();
   ok(regatta_gpu_ranks_check());
+  meet();
+  const char* const nccl = std::getenv("REGATTA_NCCL");
+  if (nccl == nullptr) return;
+  setenv("NCCL_NVLS_ENABLE", "0", 1);
+  ok(regatta_gpu_nccl_find(nccl));
+  if (rank == 0) ok(regatta_gpu_nccl_id(shared->nccl_id));
+  meet();
+  ok(regatta_gpu_nccl_open(devices[rank], rank, size, shared->nccl_id));
   meet();
 }
 
@@ -165,8 +180,24 @@ void check_sums_of() {
   }
 }
 
+// Two parts have one sum, in whatever order.
+template <class T>
+void check_nccl_of() {
+  const AllReduce by = AllReduce::kNccl;
+  for (const int64_t count : {7, 4099, 1 << 20}) {
+    const Buffer<T> in(values_of<T>(rank, count, 5)), out(count);
+    run_graph([&](cudaStream_t stream) { sum_ranks(in.data, out.data, count, stream, &by); });
+    count_case(is_sum(out.host(), 5), format("%ld by NCCL: no sum", static_cast<long>(count)));
+  }
+}
+
 void check_sums(const Words&) {
   join();
+  if (std::getenv("REGATTA_NCCL") != nullptr && size == 2) {
+    check_nccl_of<float>();
+    check_nccl_of<__nv_bfloat16>();
+    check_nccl_of<__half>();
+  }
   check_sums_of<float>();
   check_sums_of<__nv_bfloat16>();
   check_sums_of<__half>();
@@ -309,13 +340,14 @@ void time_sums(const Words&) {
        {4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20, 64 << 20}) {
     const Buffer<__nv_bfloat16> in(bytes / 2), out(bytes / 2);
     CHECK_CUDA(cudaMemset(in.data, 0, bytes));
-    double times[2];
-    for (const AllReduce by : {AllReduce::kOneShot, AllReduce::kTwoShot}) {
+    double times[3] = {};
+    for (const AllReduce by : {AllReduce::kOneShot, AllReduce::kTwoShot, AllReduce::kNccl}) {
+      if (by == AllReduce::kNccl && std::getenv("REGATTA_NCCL") == nullptr) continue;
       times[int(by)] = us([&](cudaStream_t s) { sum_ranks(in.data, out.data, bytes / 2, s, &by); });
     }
-    const bool two = cuda::select_all_reduce(bytes, size, architecture()) == AllReduce::kTwoShot;
-    printf("%d ranks, %6ld KiB: %8.2f us by one shot, %8.2f by two; chosen: %s\n", size,
-           long(bytes >> 10), times[0], times[1], two ? "two" : "one");
+    const bool two = cuda::select_all_reduce({bytes, size, architecture()}) == AllReduce::kTwoShot;
+    printf("%d ranks, %6ld KiB: %8.2f us by one shot, %8.2f by two, %8.2f by NCCL; chosen: %s\n",
+           size, long(bytes >> 10), times[0], times[1], times[2], two ? "two" : "one");
   }
 }
 

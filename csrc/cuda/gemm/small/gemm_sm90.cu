@@ -28,18 +28,18 @@ namespace {
 // quantization between products.
 GemmTile choose_codes_tile(const GemmParams& p, GemmTile tile) {
   const int64_t tiles = ceil_div(p.out_features, 64);
-  const bool deep = p.in_features >= 8192;
+  const bool deep = p.in_features >= 8192, more = tiles > num_multiprocessors();
   if (p.scale_rows != 0) tile.tokens = std::min(tile.tokens, 64);
   const int full = tile.tokens;
   int budget = 102;  // KB of stages
   if (tiles >= 1024) {
     tile.features = 128;
     budget = 100;
-  } else if (tiles >= 256) {
+  } else if (tiles >= 256 || (more && full == 128)) {
     tile.features = 128;
     if (full == 128) tile.trigger = -1;
   } else {
-    tile.split = p.in_features >= 1024 ? 2 : 1;
+    tile.split = p.in_features >= 1024 && !more ? 2 : 1;
     if (full == 128 && !deep) {
       // Twice the blocks, whose weights come out of L2 the second time.
       tile.tokens = 64;
@@ -61,7 +61,9 @@ GemmTile choose_codes_tile(const GemmParams& p, GemmTile tile) {
 // From measurements on an H200 of all five products of a Llama-3-8B decode step.
 // Wide products have tiles for every multiprocessor; narrow ones split k. Few rows: small blocks,
 // so that the next kernel's fit beside them and fetch weights early. Many rows: large tiles,
-// because then activations come out of L2 less often, and L2 is what limits.
+// because then activations come out of L2 less often, and L2 is what limits. Between the two, as
+// gate and up of one of two ranks are, all blocks run at once: two of a multiprocessor, or of many
+// rows as many as there are multiprocessors, about (by counting, not by measurements).
 GemmTile choose_fast_tile(const GemmParams& p) {
   GemmTile tile;
   tile.tokens = 8;
@@ -94,7 +96,10 @@ GemmTile choose_fast_tile(const GemmParams& p) {
     if (few && (!dense || tiles * tile.split > num_multiprocessors())) budget = 66;
     if (tile.tokens >= 64) budget = 216;
   } else {
-    if (tile.tokens == 128) tile.features = 128, tile.split = 2;
+    const bool more = tiles > num_multiprocessors();
+    if (tile.tokens == 128) tile.features = 128, tile.split = more ? 1 : 2;
+    if (tile.tokens == 64 && more) tile.features = 128;
+    if (more) budget = 102;
     if (tile.tokens >= 64) budget = 216;
   }
   tile.stages = std::min(kMaxStages, budget * 1024 / ((tile.features + tile.tokens) * kRowBytes));

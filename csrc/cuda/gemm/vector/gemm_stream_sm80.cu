@@ -317,12 +317,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <class T, int kUnroll, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     gemv_groups_kernel(const T* __restrict__ weight, const T* __restrict__ x, const Epilogue p,
-                       const int num_rows, const int in_features, const Groups groups) {
+                       const int most_rows, const int in_features, const Groups groups) {
   constexpr int kRound = kWarp * 8 * kUnroll;
   __shared__ int group_of[kVectorRows];
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   if (!groups.ready) pdl_wait();
+  const int num_rows = rows_of_groups(groups, most_rows);
   for (int row = warp; row < num_rows; row += kWarps) {
     const int group = find_group(groups, row);
     if (lane == 0) group_of[row] = group;

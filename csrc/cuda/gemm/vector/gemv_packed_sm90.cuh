@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(Shape<F, kTokens, kGated>::kThreads,
   int num_items = p.num_items;
   if constexpr (kGrouped) {
     if (!p.groups.ready) pdl_wait();
-    num_items = p.num_rows * p.row_passes;
+    num_items = rows_of_groups(p.groups, p.num_rows) * p.row_passes;
   }
   const int item0 = static_cast<int>(static_cast<int64_t>(num_items) * blockIdx.x / gridDim.x);
   const int items =
