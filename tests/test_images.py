@@ -28,7 +28,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.nn.tower import encode
 from predict.sight import picture_parts, prompt_parts, reader_of, with_eyes
-from predict.text.conversation import PicturePart
+from predict.text.conversation import PicturePart, picture_part
 from tests.support.golden import step_logits
 from tests.support.pictures import (
     GOLDEN_IMAGES,
@@ -491,6 +491,22 @@ def test_pictures_are_counted_before_they_are_decoded(
     with pytest.raises(UserError, match=words):
         reader.read([261], parts)
     assert len(decoded) == len(parts) - 1
+
+
+def test_low_detail_has_fewer_tokens_where_sizes_are_free() -> None:
+    folder = GOLDEN_IMAGES / "qwen2_vl"
+    most = {"max_pixels": 1 << 20}
+    config = EngineConfig(model_name_or_path=str(folder), max_length=1 << 15)
+    reader = reader_of(config.changed(mm_processor_kwargs=most), read_spec(folder)[0])
+    assert reader is not None
+    url = {"url": png_url(drawn(0, (1024, 512)))}
+    for detail, count in (("low", 4050), ("high", 8192), ("auto", 8192)):
+        part = picture_part({"type": "image_url", "image_url": {**url, "detail": detail}})
+        assert len(reader.read([261], [part])[0]) == count
+    beside = picture_part({"type": "input_image", "image_url": url["url"], "detail": "low"})
+    assert beside.is_low
+    with pytest.raises(UserError, match="detail is 'lower'"):
+        picture_part({"type": "image_url", "image_url": {**url, "detail": "lower"}})
 
 
 def test_positions_follow_pictures() -> None:
