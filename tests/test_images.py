@@ -167,7 +167,9 @@ def test_preempted_requests_see_the_same(prefix_caching: bool, compiled: library
     llm.engine.scheduler.check()
 
 
-def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> None:
+def test_prompts_that_share_pictures_share_blocks(
+    compiled: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two pictures of one size share no block; a picture seen again is not encoded again."""
     llm = load(attention="append")
     eyes, seen = llm.engine.eyes, list[bytes]()
@@ -178,7 +180,7 @@ def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> 
         seen.extend(picture.digest for picture in pictures)
         return write(pictures, *others)
 
-    eyes.encode = encode_and_note
+    monkeypatch.setattr(eyes, "encode", encode_and_note)
     prompt = image_golden("qwen2_5_vl")["prompts"][1]["prompt"]
     images = [drawn(number, SIZES[0]) for number in (0, 7, 0)]
     ask: Any = [{"prompt": prompt, "multi_modal_data": {"image": image}} for image in images]
@@ -346,7 +348,7 @@ def test_samples_beams_and_adapters_of_numbers_have_pictures(compiled: library.L
 
 @pytest.mark.parametrize("method", ["inference_with_reference", "lookahead"])
 def test_drafts_that_are_looked_up_are_no_placeholders(
-    method: str, compiled: library.Library
+    method: str, compiled: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tokens of the prompt stand ahead of its picture, too."""
     llm = load(attention="append", speculate_method=method)
@@ -364,8 +366,8 @@ def test_drafts_that_are_looked_up_are_no_placeholders(
         verified.extend(token for each in (drafts or {}).values() for token in each)
         return schedule(drafts)
 
-    proposer.propose = noted  # type: ignore[method-assign]
-    llm.engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
+    monkeypatch.setattr(proposer, "propose", noted)
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", scheduled)
     params = replace(GREEDY, logit_bias={97: 50.0}, max_new_tokens=6)
     ask: Any = {"prompt": [98, 97, 97, 261, 97], "multi_modal_data": {"image": drawn(0, SIZES[0])}}
     answer = llm.generate(ask, params)[0].token_ids
