@@ -118,7 +118,8 @@ class PictureReader:
 
         for number, part in enumerate(parts, 1):
             where = f"picture {number} of the prompt"
-            pixels = self.pixels.changed(part.options, where)
+            pixels = self.pixels.low() if part.is_low else self.pixels
+            pixels = pixels.changed(part.options, where)
             made = picture_of(
                 *(part.source, pixels, where, most, check, self.decode, self.config.media)
             )

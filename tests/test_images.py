@@ -28,7 +28,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.nn.tower import encode
 from predict.sight import picture_parts, prompt_parts, reader_of, with_eyes
-from predict.text.conversation import PicturePart
+from predict.text.conversation import PicturePart, picture_part
 from tests.support.golden import step_logits
 from tests.support.pictures import (
     GOLDEN_IMAGES,
@@ -167,7 +167,9 @@ def test_preempted_requests_see_the_same(prefix_caching: bool, compiled: library
     llm.engine.scheduler.check()
 
 
-def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> None:
+def test_prompts_that_share_pictures_share_blocks(
+    compiled: library.Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two pictures of one size share no block; a picture seen again is not encoded again."""
     llm = load(attention="append")
     eyes, seen = llm.engine.eyes, list[bytes]()
@@ -178,7 +180,7 @@ def test_prompts_that_share_pictures_share_blocks(compiled: library.Library) -> 
         seen.extend(picture.digest for picture in pictures)
         return write(pictures, *others)
 
-    eyes.encode = encode_and_note
+    monkeypatch.setattr(eyes, "encode", encode_and_note)
     prompt = image_golden("qwen2_5_vl")["prompts"][1]["prompt"]
     images = [drawn(number, SIZES[0]) for number in (0, 7, 0)]
     ask: Any = [{"prompt": prompt, "multi_modal_data": {"image": image}} for image in images]
@@ -346,7 +348,7 @@ def test_samples_beams_and_adapters_of_numbers_have_pictures(compiled: library.L
 
 @pytest.mark.parametrize("method", ["inference_with_reference", "lookahead"])
 def test_drafts_that_are_looked_up_are_no_placeholders(
-    method: str, compiled: library.Library
+    method: str, compiled: library.Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last tokens of the prompt stand ahead of its picture, too."""
     llm = load(attention="append", speculate_method=method)
@@ -364,8 +366,8 @@ def test_drafts_that_are_looked_up_are_no_placeholders(
         verified.extend(token for each in (drafts or {}).values() for token in each)
         return schedule(drafts)
 
-    proposer.propose = noted  # type: ignore[method-assign]
-    llm.engine.scheduler.schedule = scheduled  # type: ignore[method-assign]
+    monkeypatch.setattr(proposer, "propose", noted)
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", scheduled)
     params = replace(GREEDY, logit_bias={97: 50.0}, max_new_tokens=6)
     ask: Any = {"prompt": [98, 97, 97, 261, 97], "multi_modal_data": {"image": drawn(0, SIZES[0])}}
     answer = llm.generate(ask, params)[0].token_ids
@@ -491,6 +493,22 @@ def test_pictures_are_counted_before_they_are_decoded(
     with pytest.raises(UserError, match=words):
         reader.read([261], parts)
     assert len(decoded) == len(parts) - 1
+
+
+def test_low_detail_has_fewer_tokens_where_sizes_are_free() -> None:
+    folder = GOLDEN_IMAGES / "qwen2_vl"
+    most = {"max_pixels": 1 << 20}
+    config = EngineConfig(model_name_or_path=str(folder), max_length=1 << 15)
+    reader = reader_of(config.changed(mm_processor_kwargs=most), read_spec(folder)[0])
+    assert reader is not None
+    url = {"url": png_url(drawn(0, (1024, 512)))}
+    for detail, count in (("low", 4050), ("high", 8192), ("auto", 8192)):
+        part = picture_part({"type": "image_url", "image_url": {**url, "detail": detail}})
+        assert len(reader.read([261], [part])[0]) == count
+    beside = picture_part({"type": "input_image", "image_url": url["url"], "detail": "low"})
+    assert beside.is_low
+    with pytest.raises(UserError, match="detail is 'lower'"):
+        picture_part({"type": "image_url", "image_url": {**url, "detail": "lower"}})
 
 
 def test_positions_follow_pictures() -> None:

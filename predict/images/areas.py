@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from predict.errors import UserError
-from predict.images.limits import MAX_SIDES, check_options
+from predict.images.limits import LOW_PIXELS, MAX_SIDES, check_options
 from predict.images.pixels import UNREAD, Pixels, areas_of
 
 
@@ -42,6 +42,11 @@ class AreaPixels(Pixels):
                 f"{where}: min_pixels {made.min_pixels} is more than max_pixels {made.max_pixels}"
             )
         return made
+
+    def low(self) -> AreaPixels:
+        """With the area of a picture of low detail, where that is less."""
+        most = max(min(self.max_pixels, LOW_PIXELS), self.min_pixels)
+        return replace(self, max_pixels=most)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width to resize a picture to. Raises UserError where it is too narrow."""

@@ -14,6 +14,7 @@ MAX_BYTES = 1 << 26  # of one file
 MAX_TOGETHER = 8  # times the pixels of one picture: of all pictures of a prompt
 MAX_SCANS = 100  # of a JPEG
 MAX_SIDES = 200  # one side over the other
+LOW_PIXELS = 512 * 512  # of a picture of low detail, as OpenAI has it
 AREA = Range(1, 1 << 28)  # pixels
 OPTIONS = ("min_pixels", "max_pixels")  # that a request, and a flag, may change
 SWITCHES = ("do_pan_and_scan",)  # that a flag may change, besides

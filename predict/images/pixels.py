@@ -95,6 +95,10 @@ class Pixels:
             )
         return self
 
+    def low(self: Kind) -> Kind:
+        """As a picture of low detail is made; itself where all pictures have one size."""
+        return self
+
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width to resize a picture to. Raises UserError for one that is not taken."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ import resource
 import signal
 import struct
 import sys
+from typing import Any
 
 LENGTH = struct.Struct("<I")
 
@@ -31,7 +32,8 @@ def main() -> int:
     while head := source.read(2 * LENGTH.size):
         # The kernel ends the process when its time is over, whatever C function it is in.
         signal.setitimer(signal.ITIMER_PROF, settings["cpu_seconds"])
-        pixels, reply, going_on = b"", {}, True
+        pixels, going_on = b"", True
+        reply: dict[str, Any] = {}
         try:
             (asked,), (size,) = LENGTH.iter_unpack(head)
             request = json.loads(source.read(asked))

@@ -94,7 +94,9 @@ def encoding(
     place: Any = None,
     max_layers: int | None = None,
 ) -> Iterator[None]:
-    """A pass as `encode` makes it, which stops behind each run of layers, at most `max_layers`.
+    """A pass as `encode` makes it, which stops ahead of the layers, and behind each run of them.
+
+    A run has at most `max_layers`.
 
     first(inputs, width): the patches [P, width] in the order of the pass, zeros behind their
     values. At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
@@ -114,6 +116,7 @@ def encoding(
     cache = _scratch(tower, given.num_blocks, dtype, place)
     whole = to_tensors(given.whole, place)
     windows = whole if given.windows is None else to_tensors(given.windows, place)
+    yield
     made: dict[int, list[Tensor]] = {-1: []}
     for part, sees_all in _parts(spec, max_layers or len(spec.layers)):
         layers = tower.layers[part.start : part.stop]

@@ -19,7 +19,8 @@ TextPart = dict[str, str]  # {"type": "text", "text": ...}
 TEXT_PARTS = ("text", "input_text", "output_text")
 PICTURE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image"}
 MARK = "<image>"  # in a data file's texts, for each of its line's `images`
-BESIDE = ("detail", "cache_control")  # keys of a picture's part that change nothing
+BESIDE = ("detail", "cache_control")  # keys of a picture's part beside the picture
+DETAILS = (None, "auto", "low", "high")
 URL_KEYS = ("url", "detail", "min_pixels", "max_pixels", "min_pixel", "max_pixel")
 
 
@@ -88,6 +89,7 @@ class PicturePart(NamedTuple):
 
     source: Any
     options: Mapping[str, int] = MappingProxyType({})
+    is_low: bool = False  # `detail` is low: few tokens, where the model's pictures may have fewer
 
 
 def is_picture_part(part: object) -> TypeGuard[dict[str, Any]]:
@@ -100,14 +102,14 @@ def picture_part(part: Mapping[str, Any]) -> PicturePart:
     """The picture of a part whose type is one of PICTURE_PARTS. Raises UserError without a place.
 
     {"type": "image_url", "image_url": {"url": ..., "min_pixels": ..., "max_pixels": ...}}, or the
-    url alone. `detail` says nothing: the model's own limits hold.
+    url alone. `detail` stands beside the url, or beside the key.
     """
     kind = part["type"]
     key = PICTURE_PARTS[kind]
     for name in part:
         if name not in ("type", key, *BESIDE):
             raise unknown_key(f"a part {kind}", name, ["type", key, *BESIDE])
-    given = part.get(key)
+    given, detail = part.get(key), part.get("detail")
     options: dict[str, int] = {}
     if isinstance(given, Mapping):
         for name in given:
@@ -117,10 +119,13 @@ def picture_part(part: Mapping[str, Any]) -> PicturePart:
             for spelled in (name, f"{name}s"):
                 if given.get(spelled) is not None:
                     options[f"{name}s"] = given[spelled]
+        detail = given.get("detail", detail)
         given = given.get("url")
+    if detail not in DETAILS:
+        raise UserError(f"detail is {quoted(detail)} (allowed: auto, low, high)")
     if given is None:
         raise UserError(f'{key} is missing; write {{"type": "{kind}", "{key}": ...}}')
-    return PicturePart(given, options)
+    return PicturePart(given, options, detail == "low")
 
 
 def conversation_messages(

@@ -73,7 +73,7 @@ def test_patches_are_those_of_the_processor(dtype: str, compiled: library.Librar
             for part in (origins, strides)
         ),
     ]
-    args = ((6, 112), PIXELS.scaling, dtype)
+    args: Any = ((6, 112), PIXELS.scaling, dtype)
     got, twin = (ops.cut_patches(*given, *args).astype("float32").numpy() for ops in (fast, plain))
     wanted = np.concatenate([PIXELS.patches(each) for each in pictures[::-1]])
     rounded = paddle.to_tensor(wanted).astype(dtype).astype("float32").numpy()

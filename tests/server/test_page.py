@@ -322,8 +322,8 @@ def test_settings_are_sent_and_kept(page: Page, server: FakeServer) -> None:
 
 def test_pictures_are_attached_shown_sent_and_kept(page: Page, server: FakeServer) -> None:
     server.answer = says("A pixel.")
-    picture = {"name": "a.png", "mimeType": "image/png", "buffer": PIXEL}
-    other = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
+    picture: Any = {"name": "a.png", "mimeType": "image/png", "buffer": PIXEL}
+    other: Any = {"name": "a.txt", "mimeType": "text/plain", "buffer": b"x"}
     page.locator("#pick").set_input_files([picture, other, picture])
     expect(page.locator("#attached img")).to_have_count(2)
     expect(page.locator("#notice")).to_contain_text("a.txt is no PNG")

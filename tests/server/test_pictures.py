@@ -134,7 +134,7 @@ def test_responses_and_messages_have_pictures(client: openai.OpenAI) -> None:
     """Theirs are the answers of chats: pictures of users, and of calls' results."""
     url = PART["image_url"]["url"]
     wanted = ask(client, TEXT, PART)
-    said = [
+    said: Any = [
         {"type": "input_text", "text": TEXT["text"]},
         {"type": "input_image", "image_url": url, "detail": "auto"},
     ]
