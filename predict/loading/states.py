@@ -57,6 +57,9 @@ def check_states(
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
+        f"--batch_invariant with --speculate_method {drafts}": (
+            model.batch_invariant and drafts is not None and kind_of(model.device) == "gpu"
+        ),
         f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
