@@ -52,14 +52,20 @@ def check_states(
     is_static = exports or model.mode == "static"
     asked = {
         f"--device {model.device}": not _runs_on(kind_of(model.device)),
-        "--mode static": is_static and kind_of(model.device) == "gpu",
+        "--mode static": is_static and is_gpu,
         "--mode static --inference_model false": is_static and not is_compiled,
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
-        f"--speculate_method {drafts}": drafts is not None and (is_gpu or drafts not in DRAFTS),
-        # csrc/blocks/delta_net/cuda.cu and short_conv's add nothing to their products.
-        "--lora_modules on a GPU": is_gpu and config.adapters.is_used,
+        f"--batch_invariant with --speculate_method {drafts}": (
+            model.batch_invariant and drafts is not None and is_gpu
+        ),
+        f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
+        "--lora_modules on a GPU": (
+            is_gpu
+            and config.adapters.is_used
+            and not all(block.adapts_on_gpus for block in spec.blocks)
+        ),
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
     }
