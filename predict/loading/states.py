@@ -64,7 +64,7 @@ def check_states(
         "--lora_modules on a GPU": (
             is_gpu
             and config.adapters.is_used
-            and not all(block.adapts_on_gpus for block in spec.blocks)
+            and not all(block.adapts_on_gpus for block in spec.blocks())
         ),
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
