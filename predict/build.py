@@ -436,7 +436,6 @@ class Builder:
                 placing=placing_of(self.spec, config.max_length),
                 num_state_slots=self.num_state_slots,
                 same_bits=config.model.batch_invariant,
-                answers_leave_states=not config.model.batch_invariant,
             )
         )
 
