@@ -19,10 +19,10 @@ from predict.server.engine_client import EngineProcess
 from predict.server.errors import ApiError
 from predict.server.flags import parse
 from predict.server.from_flags import several_configs
-from predict.server.lifecycle import Lifecycle
-from predict.server.rota import Member, Rota
 from predict.server.key_file import Key
+from predict.server.lifecycle import Lifecycle
 from predict.server.limits import Admission
+from predict.server.rota import Member, Rota
 from predict.server.run import Front, Served, listen
 from predict.server.several import Several, _ByModel, started
 from tests.server.conftest import TEMPLATE
