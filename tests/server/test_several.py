@@ -16,6 +16,7 @@ import pytest
 from predict.errors import UserError
 from predict.server.context import REFUSED
 from predict.server.engine_client import EngineProcess
+from predict.server.engine_process import needed_bytes
 from predict.server.errors import ApiError
 from predict.server.flags import parse
 from predict.server.from_flags import several_configs
@@ -128,6 +129,15 @@ def test_a_model_that_never_fits_is_refused_with_numbers() -> None:
 def test_folders_that_are_wrong_are_refused(words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         several_configs(parse(["--model_folders", *words]))
+
+
+def test_a_model_that_cannot_sleep_is_refused_before_it_is_loaded(folders: list[str]) -> None:
+    folder = folders[0].partition("=")[2]
+    drafts = ["--speculate_method", "draft_model", "--draft_model_name_or_path", folder]
+    configs = several_configs(parse(["--model_folders", *folders[:1], *WORDS, *drafts]))
+    assert configs is not None
+    with pytest.raises(UserError, match=r"sleep.*--speculate_method draft_model"):
+        needed_bytes(configs["a"].engine)
 
 
 class Engine:
