@@ -72,7 +72,12 @@ def header(
     if isinstance(source, Image.Image):
         check_size(source.size, where, max_pixels)
         check(source.height, source.width)
-        return Header(source, _digest_of(source), None)
+        try:
+            return Header(source, _digest_of(source), None)
+        except (OSError, SyntaxError, ValueError) as error:  # it reads its file only now
+            raise UserError(
+                f"{where} cannot be decoded ({quoted(str(error))}); its file is damaged or cut off"
+            ) from None
     data, kind = file_bytes(source, where, media)
     digest = hashlib.blake2b(data, digest_size=32).digest()
     # The limit is ours. Not within catch_warnings, which threads may leave in another order.
