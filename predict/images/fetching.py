@@ -86,12 +86,13 @@ class Media:
         Raises UserError for one that is not allowed, and where they take too much together.
         """
         found, size = dict[str, bytes](), 0
-        ends = time.monotonic() + FETCHED_TOGETHER * self.seconds
+        seconds = FETCHED_TOGETHER * self.seconds
+        ends = time.monotonic() + seconds
         for address, where in addresses.items():
             if time.monotonic() > ends:
                 raise UserError(
-                    f"the addresses up to {where} take more than {FETCHED_TOGETHER * self.seconds:g} s "
-                    "to fetch; send the pictures themselves"
+                    f"the addresses up to {where} take more than {seconds:g} s to fetch; send the "
+                    "pictures themselves"
                 )
             found[address] = self.bytes_of(address, where)
             size += len(found[address])
