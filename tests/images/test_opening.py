@@ -165,7 +165,7 @@ def coded_bmp(width: int, height: int) -> bytes:
     return b"BM" + struct.pack("<II", start + len(runs), 0) + sizes + bytes(1024) + runs
 
 
-PNG = encoded(drawn(3, (30, 20)))
+PNG, JPEG = (encoded(drawn(3, (30, 20)), form) for form in ("PNG", "JPEG"))
 BAD: dict[str, tuple[Any, str]] = {
     "text": (b"no picture", "no picture that can be read"),
     "nothing": (b"", r"0 bytes \(allowed: 1 to"),
@@ -173,6 +173,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "damaged": (PNG[:60] + b"\0" * 40 + PNG[100:], "damaged or cut off|can be read"),
     "bomb": (png_header(60000, 60000), r"60000 x 60000 pixels|can be read"),
     "large": (png_header(9000, 9000), r"9000 x 9000 pixels \(allowed: up to 67108864"),
+    "long header": (JPEG[:2] + b"\xff\xe3\0\2" * 9999 + JPEG[2:], "a header of more parts"),
     "coded runs": (coded_bmp(30, 20), "is a BMP of coded runs"),
     "narrow": (encoded(drawn(1, (402, 2))), "sides up to 200 to 1"),
     "TIFF": (encoded(drawn(1, (9, 9)), "TIFF"), "allowed: PNG, JPEG, WebP, GIF, BMP"),
