@@ -132,13 +132,15 @@ class PictureReader:
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """The parts, addresses fetched. Raises UserError for the first that cannot be."""
         self.config.check_count(len(parts))
-        media, made = self.config.media, list[PicturePart]()
+        addresses: dict[str, str] = {}
         for number, part in enumerate(parts, 1):
             if is_address(part.source):
-                data = media.bytes_of(part.source, f"picture {number} of the prompt")
-                part = part._replace(source=data)
-            made.append(part)
-        return made
+                addresses.setdefault(part.source, f"picture {number} of the prompt")
+        found = self.config.media.all_of(addresses)
+        return [
+            part._replace(source=found[part.source]) if is_address(part.source) else part
+            for part in parts
+        ]
 
 
 def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
