@@ -36,7 +36,6 @@ from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
-TRIED_ON_GPUS = False  # whether a tower has run on a real one: until then it is refused there
 LOOKED_UP = ("inference_with_reference", "lookahead")  # methods of drafts that run no network
 PASS_PATCHES = 1 << 16  # of a tower at most: 2 to 4 GiB in 16 bits
 TABLES = 2  # rows of the table, in longest steps or prompts
@@ -53,8 +52,7 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
     degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
     token = spec.vision.placeholder.token
     refused = {
-        f"--device {config.model.device}": on_gpu
-        and (spec.vision.sees_itself or not TRIED_ON_GPUS),
+        f"--device {config.model.device}": on_gpu and spec.vision.sees_itself,
         f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,

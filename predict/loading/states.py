@@ -7,13 +7,6 @@ from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
-RUNS_ON_GPUS = False  # until tests/gpu/test_hybrids.py has passed on one
-
-
-def _runs_on(kind: str) -> bool:
-    return kind == "cpu" or (kind == "gpu" and RUNS_ON_GPUS)
-
-
 # Who drafts without what the network's layers made. Where drafts are rejected the state before them
 # stays, and the tokens that stand are computed again beside the next drafts.
 DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
@@ -51,7 +44,7 @@ def check_states(
     model, drafts = config.model, config.speculation.speculate_method
     is_static = exports or model.mode == "static"
     asked = {
-        f"--device {model.device}": not _runs_on(kind_of(model.device)),
+        f"--device {model.device}": kind_of(model.device) not in ("cpu", "gpu"),
         "--mode static": is_static and is_gpu,
         "--mode static --inference_model false": is_static and not is_compiled,
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
