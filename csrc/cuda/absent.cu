@@ -7,6 +7,7 @@
 #include "cuda/attention/latent/latent.h"
 #include "cuda/attention/latent/latent_attention.cuh"
 #include "cuda/experts/experts.h"
+#include "cuda/states/delta_net.h"
 #include "regatta/gemm.h"
 
 namespace regatta::cuda {
@@ -34,6 +35,9 @@ Status head_product(const HeadProductParams&, const Launch&) { return absent("80
 Status latent_write_and_queries(const LatentWriteParams&, const HeadProductParams&, const Launch&) {
   return absent("80");
 }
+bool has_room_for_chunks() { return false; }
+Status delta_prepare(const DeltaArgs&, DType, const Launch&) { return absent("80"); }
+Status delta_pass(const DeltaArgs&, DType, DType, const Launch&) { return absent("80"); }
 #endif
 
 #ifdef REGATTA_WITHOUT_SM89

@@ -168,6 +168,7 @@ def test_all_that_others_call_of_a_source_is_defined_where_it_is_left_out() -> N
         FILES["cuda/attention/latent/latent_attention.cuh"],
         FILES["cuda/attention/latent/latent.h"],
         FILES["cuda/experts/experts.h"],
+        FILES["cuda/states/delta_net.h"],
     )
     declared = {
         function

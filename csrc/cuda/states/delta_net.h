@@ -40,7 +40,7 @@ struct DeltaArgs {
   int key_heads, value_heads, key_dim, value_dim, conv_width, norm_groups;
   float decay_bound, write_scale, epsilon;
   bool by_channel, delta, by_step, unit_keys, tiled, silu_gate, gate_first;
-  // By chunks alone; see delta_chunks.cu.
+  // By chunks alone; see delta_chunks_sm80.cu.
   void* convolved;   // [T, C]
   void* solved;      // [T, V, 2, 64]
   float* logs;       // [V, T] sums of decays' logarithms within a chunk
@@ -83,7 +83,7 @@ Status delta_any(const DeltaArgs& args, DType dtype, DType states, const Launch&
 // of_ends: of spans of more than kFewTokens tokens the ends alone, which go on where chunks ended.
 Status delta_steps(const DeltaArgs& args, bool of_ends, DType dtype, DType states,
                    const Launch& launch);
-// What chunks take, then the chunks: delta_chunks.cu.
+// What chunks take, then the chunks: delta_chunks_sm80.cu.
 Status delta_prepare(const DeltaArgs& args, DType dtype, const Launch& launch);
 Status delta_pass(const DeltaArgs& args, DType dtype, DType states, const Launch& launch);
 // Norm and gate of `from` (args.outputs, or null: args.mixed as it is) -> args.mixed. of_chunks:
