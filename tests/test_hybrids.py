@@ -193,7 +193,7 @@ def test_random_traffic_gives_each_its_lone_answer(case: str, compiled: library.
     ("changes", "says"),
     [
         ({"device": "gpu"}, "--device gpu|GPU|gpu"),
-        ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree 2"),
+        ({"tensor_parallel_degree": 2}, "--tensor_parallel_degree"),
         (
             {"speculate_method": "mtp", "draft_model_name_or_path": str(FOLDER)},
             "--speculate_method mtp",
@@ -296,6 +296,24 @@ def test_gguf_files_give_the_same_text_and_logits(
     found = last_logits(llm, PROMPTS)
     np.testing.assert_allclose(found, wanted, atol=LOGIT_TOLERANCE * np.abs(wanted).max(), rtol=0)
     assert greedy(llm, PROMPTS) == GOLDEN[case]
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "size"),
+    [
+        ("qwen3_next", "in_proj_ba", (8, 32)),  # rows key head by key head, and not in the file
+        ("qwen3_5_moe_text", "in_proj_b", (4, 32)),  # tiled
+    ],
+)
+@pytest.mark.parametrize("way", ["lora_path", "lora_modules"])
+def test_no_adapter_changes_heads_that_a_gguf_file_has_in_another_order(
+    case: str, name: str, size: tuple[int, int], way: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    path = lora(tmp_path / "lora", {f"layers.1.linear_attn.{name}": size})
+    given: Any = path if way == "lora_path" else (f"a={path}",)
+    model = convert(FOLDER / case, tmp_path / "x.gguf")
+    with pytest.raises(UserError, match=f"linear_attn.{name}, whose heads a GGUF file has in"):
+        LLM(config(model, **{way: given}))
 
 
 def test_no_prefix_comes_while_it_runs(compiled: library.Library, tmp_path: Path) -> None:
