@@ -14,7 +14,6 @@ from predict.device import library
 from predict.device.place import to_float32
 from predict.engine.choices import Row
 from predict.engine.step import Choices
-from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import open_drafter
 from predict.loading.model import read_spec
