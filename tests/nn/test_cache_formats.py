@@ -321,7 +321,7 @@ def test_scales_of_ranks_lie_side_by_side(tmp_path: Path) -> None:
     """Of three ranks with two of six query heads each; or with both key/value heads, whole."""
     (tmp_path / "config.json").write_text("{}")
     for rank, values in enumerate(([1.0, 1.0], [1.0, 2.0], [2.0, 2.0])):
-        scales = {name: values for name in paddle_nlp_scales()}
+        scales = dict.fromkeys(paddle_nlp_scales(), values)
         (tmp_path / f"cachekv_scales_{rank}.json").write_text(json.dumps(scales))
     layers = head_scales(kv_format_of("int8_static"), tmp_path, SPEC)
     assert layers is not None
