@@ -162,7 +162,7 @@ def same(columns: str, show: Show) -> dict[str, Show]:
 
 RATIO, SHARE, VLLM = "times as fast", "share of the limit", "vLLM 0.26"
 PEERS = f"{VLLM} / llama.cpp"
-H200 = tuple(f"h200/2026-11-2{day}.json" for day in range(8))  # by the last digit of the day
+H200 = tuple(f"h200/2026-11-2{day}.json" for day in range(9))  # by the last digit of the day
 H100, H100_LATER = "h100/2026-11-23.json", "h100/2026-11-25.json"
 ZEN5, ZEN4 = "zen5/2026-11-21.json", "zen4/2026-11-23.json"
 PEER = "peers/vllm-0.26-h200.json"
@@ -314,6 +314,9 @@ TABLES: dict[str, Table] = {
     "h200-loading": Table(
         [Source(H200[5], "loading", {"ready_s": "ready, s", "memory_mib": "MiB on the GPU"})],
         same("ready, s; MiB on the GPU", plain), "`--quant_type`",
+    ),
+    "h200-hybrids": Table(
+        [Source(H200[8], "hybrids")], same(SIZES, plain), "bfloat16, ms", is_grid=True
     ),
     "h100": Table([Source(H100, "quantized")], same(SIZES, plain), "`--quant_type`"),
     "h100-experts": Table(

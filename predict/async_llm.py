@@ -111,7 +111,8 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]], RestVerbs[Coroutine[Any, A
         self._answers: dict[int, AsyncAnswer] = {}  # unfinished, by request id; the thread's
         self._events: dict[AsyncAnswer, list[AnswerEvent]] = {}  # not sent yet; likewise
         self._jobs: dict[asyncio.Future[Vectors], VectorJob] = {}  # unfinished; likewise
-        self._later: list[Command] = []  # texts that wait for a rest; likewise
+        # Texts that wait for a rest; likewise.
+        self._later: dict[asyncio.Future[Vectors], Command] = {}
         self._closing = False  # written by the thread
         self._ended: BaseException | None = None  # why the thread has ended
         self._lock = threading.Lock()  # no command is queued once `_ended` is set
@@ -243,7 +244,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]], RestVerbs[Coroutine[Any, A
 
         def start(llm: LLM) -> None:
             if self._rests.is_waiting:
-                self._later.append(start)
+                self._later[made] = start
                 return
             try:
                 self._jobs[made] = llm.add_texts(asked.texts, asked.pooler, asked.adapter)
@@ -251,6 +252,7 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]], RestVerbs[Coroutine[Any, A
                 _settle(made, partial(made.set_exception, error))
 
         def drop(llm: LLM) -> None:
+            self._later.pop(made, None)
             if made in self._jobs:
                 llm.embedder.abort(self._jobs.pop(made))
 
@@ -347,8 +349,8 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]], RestVerbs[Coroutine[Any, A
                 self._run_commands(llm)
                 self._rests.settle()
                 if self._later and not self._rests.is_waiting:
-                    later, self._later = self._later, []
-                    for command in later:
+                    later, self._later = self._later, {}
+                    for command in later.values():
                         command(llm)
                 llm.check()
                 if llm.answers.is_busy and not self._closing:
@@ -430,6 +432,9 @@ class AsyncLLM(AddonVerbs[Coroutine[Any, Any, None]], RestVerbs[Coroutine[Any, A
         for made, job in self._jobs.items():
             self._llm.embedder.abort(job)
             _settle(made, partial(made.set_exception, _ended_error(self._ended)))
+        for made in self._later:
+            _settle(made, partial(made.set_exception, _ended_error(self._ended)))
+        self._rests.fail(_ended_error(self._ended))
         for answer in self._answers.values():
             self._llm.answers.abort(answer._samples)
             self._events.setdefault(answer, []).append(_ended_error(self._ended))

@@ -8,7 +8,7 @@ with other weights; where these cannot be read, it wakes with those that it had.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,6 +43,7 @@ class Origin(NamedTuple):
     read: DecoderSpec  # as its config.json says
     spec: DecoderSpec  # as it runs
     reader: ConfigReader
+    digests: Mapping[str, str] | None = None  # of an update, whose folder is read again later
 
 
 class Resting:
@@ -97,16 +98,24 @@ class Resting:
             engine.scheduler.forget_cache()
             residence.leave(rest.level)
         elif rest.act == "wake_up":
-            self._wake(residence, addons, None)
+            self._wake(residence, addons)
         else:
             self._update(residence, rest, engine, addons)
         LOG.info(f"{rest.act} took {time.perf_counter() - started:.2f} s")
 
-    def _wake(self, residence: Residence, addons: Addons, fresh: list[Tensor] | None) -> None:
+    def _wake(
+        self,
+        residence: Residence,
+        addons: Addons,
+        fresh: list[Tensor] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """fresh: other weights, and origin: what they were read with."""
         with self.out_of_memory():
             if fresh is None and residence.level == 2:
-                fresh = self._read(self._origin.config, None)
+                fresh = self._read(self._origin)
             residence.come_back(fresh)
+        self._origin = origin or self._origin
         addons.write_again()
 
     def _update(self, residence: Residence, rest: Rest, engine: Engine, addons: Addons) -> None:
@@ -117,32 +126,30 @@ class Resting:
         if not before:
             engine.scheduler.forget_cache()
             residence.leave(1)
+        origin = self._origin._replace(config=config, digests=rest.digests)
         try:
-            fresh = self._read(config, rest)
+            self._wake(residence, addons, self._read(origin), origin)
         except BaseException:
-            if not before:
-                self._wake(residence, addons, None)
+            if not before and residence.level:
+                self._wake(residence, addons)
             raise
-        self._origin = self._origin._replace(config=config)
-        self._wake(residence, addons, fresh)
 
-    def _read(self, config: EngineConfig, rest: Rest | None) -> list[Tensor]:
+    def _read(self, origin: Origin) -> list[Tensor]:
         """The weights of a folder, which fit this model. Raises UserError."""
-        model, origin = config.model, self._origin
+        model = origin.config.model
         read, reader = read_spec(model.model_name_or_path, model.model_type)
         if read != origin.read:
             raise UserError(
                 f"{model.model_name_or_path}: its config.json describes another network than the "
                 "one that runs; start a server with it"
             )
-        opened = open_weights(config, origin.spec, reader, self._platform)
+        opened = open_weights(origin.config, origin.spec, reader, self._platform)
         check_memory([opened], with_cache=False)
         stamps = {}
         if isinstance(opened.source, CheckpointSource):
             stored = opened.source.checkpoint.stored.values()
             files = {path for array in stored for path, _ in array.places}
-            digests = None if rest is None else rest.digests
-            stamps = checked(Path(model.model_name_or_path), files, digests)
+            stamps = checked(Path(model.model_name_or_path), files, origin.digests)
         found = named(opened.read())
         check_same(stamps)
         return self._fitting(found, model.model_name_or_path)

@@ -40,6 +40,11 @@ class Rests:
             self._llm.answers.abort_all()
         self._waiting.append((rest, done))
 
+    def fail(self, error: Exception) -> None:
+        """Tells all that wait that nothing will be done."""
+        while self._waiting:
+            self._waiting.popleft()[1](error)
+
     def settle(self) -> None:
         """Does what waits, once nothing runs. To be called between two steps."""
         llm = self._llm

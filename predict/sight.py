@@ -36,7 +36,6 @@ from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
-TRIED_ON_GPUS = False  # whether a tower has run on a real one: until then it is refused there
 LOOKED_UP = ("inference_with_reference", "lookahead")  # methods of drafts that run no network
 PASS_PATCHES = 1 << 16  # of a tower at most: 2 to 4 GiB in 16 bits
 TABLES = 2  # rows of the table, in longest steps or prompts
@@ -53,8 +52,7 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
     degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
     token = spec.vision.placeholder.token
     refused = {
-        f"--device {config.model.device}": on_gpu
-        and (spec.vision.sees_itself or not TRIED_ON_GPUS),
+        f"--device {config.model.device}": on_gpu and spec.vision.sees_itself,
         f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         "--mode static": config.model.mode == "static",
         f"--tensor_parallel_degree {degree}": degree > 1,
@@ -132,13 +130,15 @@ class PictureReader:
     def fetched(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """The parts, addresses fetched. Raises UserError for the first that cannot be."""
         self.config.check_count(len(parts))
-        media, made = self.config.media, list[PicturePart]()
+        addresses: dict[str, str] = {}
         for number, part in enumerate(parts, 1):
             if is_address(part.source):
-                data = media.bytes_of(part.source, f"picture {number} of the prompt")
-                part = part._replace(source=data)
-            made.append(part)
-        return made
+                addresses.setdefault(part.source, f"picture {number} of the prompt")
+        found = self.config.media.all_of(addresses)
+        return [
+            part._replace(source=found[part.source]) if is_address(part.source) else part
+            for part in parts
+        ]
 
 
 def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:

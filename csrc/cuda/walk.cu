@@ -263,7 +263,8 @@ Status Walk::end_block(Product& last, const BlockView& block, const void* source
   return sum(p, block, source, out, last.num_rows, last.out_features);
 }
 
-Status Walk::end_rows(Product last, const BlockView& block, void* some) {
+Status Walk::end_rows(Product last, const BlockView& block, void* some, AdapterRows rows,
+                      Adapted which, const LowRankWeights& low_rank) {
   const BlockParams& p = block.params;
   const bool has_some = p.rows != nullptr && limits.rows != StepRows::kAll;
   const bool lasts = has_some && limits.rows == StepRows::kLast;
@@ -276,10 +277,11 @@ Status Walk::end_rows(Product last, const BlockView& block, void* some) {
     REGATTA_RETURN_IF_ERROR(gather(last.x, some, last.in_features));
     REGATTA_RETURN_IF_ERROR(gather(source, shared.some, p.hidden_size));
     last.x = some, last.num_rows = p.num_rows, source = shared.some;
+    if (rows.ids != nullptr) rows = of_wanted(rows);
   } else if (has_some) {
     last.out = shared.some;
   }
-  REGATTA_RETURN_IF_ERROR(end_block(last, block, source, !has_some, {}, Adapted::kOut, {}));
+  REGATTA_RETURN_IF_ERROR(end_block(last, block, source, !has_some, rows, which, low_rank));
   return has_some && !lasts ? gather(shared.some, p.hidden_out, p.hidden_size) : Status();
 }
 

@@ -214,9 +214,10 @@ class Walk {
   Status end_block(Product& last, const BlockView& block, const void* source, bool hands_norm,
                    const AdapterRows& rows, Adapted which, const LowRankWeights& low_rank,
                    const void* part = nullptr);
-  // The same of a block whose linears adapters do not change, where some rows may be the output:
-  // last.x has all. some: [L, last.in_features], where the output is the spans' last rows.
-  Status end_rows(Product last, const BlockView& block, void* some);
+  // The same where some rows may be the output: last.x has all. some: [L, last.in_features], where
+  // the output is the spans' last rows.
+  Status end_rows(Product last, const BlockView& block, void* some, AdapterRows rows, Adapted which,
+                  const LowRankWeights& low_rank);
   // Makes a block's output `out` of p.made, and what is handed of the next block's norm.
   Status sum(SumNormParams& p, const BlockView& block, const void* source, void* out, int64_t rows,
              int64_t width);

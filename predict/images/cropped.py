@@ -25,6 +25,7 @@ class CroppedPixels(Pixels):
 
     OF_FAMILY: ClassVar[tuple[str, ...]] = ("layout", "patch_size", "merge_size")
     SHARED: ClassVar[tuple[str, ...]] = ("side",)
+    NOT_DONE: ClassVar[tuple[str, ...]] = ("do_pad",)  # to a square, ahead of all
 
     def __post_init__(self) -> None:
         if not self.do_center_crop or not self.do_resize or self.shortest_edge < self.side:

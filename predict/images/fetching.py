@@ -14,18 +14,21 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from predict.errors import UserError, quoted
-from predict.images.limits import MAX_BYTES
+from predict.images.limits import FETCHED_TOGETHER, MAX_BYTES
 
 PORTS = {"http": 80, "https": 443}
 SECONDS = 10.0  # of an address: its name, the connection, and all bytes
 CHUNK = 1 << 16
+# Of protocols, of sites, of books: Python takes some of them for public.
+INSIDE = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "fec0::/10", "3fff::/20")))
 # (host, port) -> its addresses
 Resolve = Callable[[str, int], list[str]]
 
@@ -49,7 +52,7 @@ def is_public(address: str) -> bool:
         found = ipaddress.ip_address(address)
     except ValueError:  # of a zone: fe80::1%eth0
         return False
-    if found in ipaddress.ip_network("192.0.0.0/24"):  # of protocols; Python names some of them
+    if any(found in each for each in INSIDE):
         return False
     inner: list[Any] = []
     if isinstance(found, ipaddress.IPv6Address):
@@ -76,6 +79,29 @@ class Media:
         if address[:5].lower() == "file:":
             return self._read(address, where)
         return self._fetched(urlsplit(address), where)
+
+    def all_of(self, addresses: Mapping[str, str]) -> dict[str, bytes]:
+        """The bytes behind the addresses of a prompt. addresses: where each stands.
+
+        Raises UserError for one that is not allowed, and where they take too much together.
+        """
+        found, size = dict[str, bytes](), 0
+        seconds = FETCHED_TOGETHER * self.seconds
+        ends = time.monotonic() + seconds
+        for address, where in addresses.items():
+            if time.monotonic() > ends:
+                raise UserError(
+                    f"the addresses up to {where} take more than {seconds:g} s to fetch; send the "
+                    "pictures themselves"
+                )
+            found[address] = self.bytes_of(address, where)
+            size += len(found[address])
+            if size > FETCHED_TOGETHER * MAX_BYTES:
+                raise UserError(
+                    f"the addresses up to {where} lead to {size} bytes (allowed: "
+                    f"{FETCHED_TOGETHER * MAX_BYTES} in all); shrink the pictures"
+                )
+        return found
 
     def check(self, address: str, where: str) -> None:
         """Raises UserError for an address that is not allowed; asks nobody."""
@@ -139,25 +165,24 @@ class Media:
         def end() -> None:
             ended.set()
             for each in opened:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # under TLS, whose state others use
+                    socket.socket.shutdown(each, socket.SHUT_RDWR)
 
-        timer = threading.Timer(self.seconds, end)
+        timer, started = threading.Timer(self.seconds, end), time.monotonic()
         timer.daemon = True
         timer.start()
         try:
             address = self._public_address(host, port, where, late)
-            connection = socket.create_connection((address, port), self.seconds)
-            opened.append(connection)
-            if ended.is_set():
-                raise late
+            left = max(started + self.seconds - time.monotonic(), 1e-3)
+            connection = socket.create_connection((address, port), left)
             with connection:
-                stream = connection
-                if scheme == "https":
-                    context = ssl.create_default_context()
-                    stream = context.wrap_socket(connection, server_hostname=host)
-                    opened[:] = [stream]
+                stream = _stream(connection, host) if scheme == "https" else connection
+                opened.append(stream)  # which has the connection now
                 with stream:
+                    if ended.is_set():  # when there was nothing to shut
+                        raise late
+                    if isinstance(stream, ssl.SSLSocket):
+                        stream.do_handshake()
                     data = b"".join(_body(stream, host, port, scheme, path, where))
                 if ended.is_set():  # which looks like an end of the answer
                     raise late
@@ -203,6 +228,11 @@ class Media:
 
 
 NO_MEDIA = Media()  # no address is allowed
+
+
+def _stream(connection: socket.socket, host: str) -> ssl.SSLSocket:
+    context = ssl.create_default_context()
+    return context.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
 
 
 def _body(stream: Any, host: str, port: int, scheme: str, path: str, where: str) -> Iterator[bytes]:

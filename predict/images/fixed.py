@@ -39,6 +39,7 @@ class FixedPixels(Pixels):
     OF_FAMILY: ClassVar[tuple[str, ...]] = ("layout", "patch_size", "merge_size")
     SHARED: ClassVar[tuple[str, ...]] = ("height", "width")
     UNREAD: ClassVar[tuple[str, ...]] = (*UNREAD, "do_center_crop", "crop_size")
+    NOT_DONE: ClassVar[tuple[str, ...]] = ("do_center_crop", "do_pad")
 
     def changed(self, options: Mapping[str, Any], where: str) -> FixedPixels:
         """With do_pan_and_scan. Raises UserError for other options."""

@@ -12,7 +12,10 @@ MAX_PIXELS = 1 << 26  # of one picture, unless a flag says another number
 MOST_PIXELS = 1 << 27  # that a flag may say
 MAX_BYTES = 1 << 26  # of one file
 MAX_TOGETHER = 8  # times the pixels of one picture: of all pictures of a prompt
+# Of what a prompt's addresses lead to, in times of one's: bytes are held until they are decoded.
+FETCHED_TOGETHER = 2
 MAX_SCANS = 100  # of a JPEG
+MAX_HEAD_READS = 1 << 14  # of a file's header; files that cameras and editors write take hundreds
 MAX_SIDES = 200  # one side over the other
 LOW_PIXELS = 512 * 512  # of a picture of low detail, as OpenAI has it
 AREA = Range(1, 1 << 28)  # pixels

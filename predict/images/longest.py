@@ -24,6 +24,7 @@ class LongestPixels(Pixels):
     OF_FAMILY: ClassVar[tuple[str, ...]] = ("layout", "patch_size", "merge_size")
     # The sides of patches are the processor's, see check_processor.
     UNREAD: ClassVar[tuple[str, ...]] = (*UNREAD, "do_center_crop", "crop_size", "patch_size")
+    NOT_DONE: ClassVar[tuple[str, ...]] = ("do_center_crop",)  # padding is of batches
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         factor = self.patch_size * self.merge_size

@@ -17,7 +17,7 @@ import numpy as np
 from predict.errors import UserError, quoted
 from predict.images.fetching import NO_MEDIA, Media
 from predict.images.files import file_bytes
-from predict.images.limits import MAX_PIXELS, MAX_SCANS, MAX_SIDES
+from predict.images.limits import MAX_HEAD_READS, MAX_PIXELS, MAX_SCANS, MAX_SIDES
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,17 +72,28 @@ def header(
     if isinstance(source, Image.Image):
         check_size(source.size, where, max_pixels)
         check(source.height, source.width)
-        return Header(source, _digest_of(source), None)
+        try:
+            return Header(source, _digest_of(source), None)
+        except (OSError, SyntaxError, ValueError) as error:  # it reads its file only now
+            raise UserError(
+                f"{where} cannot be decoded ({quoted(str(error))}); its file is damaged or cut off"
+            ) from None
     data, kind = file_bytes(source, where, media)
     digest = hashlib.blake2b(data, digest_size=32).digest()
     # The limit is ours. Not within catch_warnings, which threads may leave in another order.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    file = _Head(data)
     try:
-        image = Image.open(BytesIO(data), formats=FORMATS)
+        image = Image.open(file, formats=FORMATS)
+    except _LongHeadError:
+        raise UserError(
+            f"{where} has a header of more parts than {MAX_HEAD_READS} reads take; save it again"
+        ) from None
     except Exception as error:
         raise UserError(
             f"{where} is no picture that can be read ({quoted(str(error))}) (allowed: {ALLOWED})"
         ) from None
+    file.left = -1  # pixels take as many reads as they are
     form = "JPEG" if image.format == "MPO" else image.format or ""  # a JPEG with others behind it
     if kind and kind.lower().replace("jpg", "jpeg") != f"image/{form}".lower():
         raise UserError(
@@ -95,6 +106,22 @@ def header(
     check_size(image.size, where, max_pixels)  # ahead of decoding
     check(image.height, image.width)
     return Header(image, digest, data)
+
+
+class _LongHeadError(Exception):
+    """A header has more parts than it may."""
+
+
+class _Head(BytesIO):
+    """A file whose header is read: outside the processes that have limits, part after part."""
+
+    left = MAX_HEAD_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.left -= 1
+        if self.left == 0:
+            raise _LongHeadError
+        return super().read(size)
 
 
 def check_size(size: tuple[int, int], where: str, max_pixels: int) -> None:

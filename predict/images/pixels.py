@@ -80,6 +80,7 @@ class Pixels:
     OF_FAMILY: ClassVar[tuple[str, ...]] = ("layout",)  # fields that no file says
     SHARED: ClassVar[tuple[str, ...]] = ()  # fields that are the tower's, too
     UNREAD: ClassVar[tuple[str, ...]] = UNREAD
+    NOT_DONE: ClassVar[tuple[str, ...]] = ()  # of these: what transformers does where it is true
 
     @property
     def digest(self) -> bytes:
@@ -227,6 +228,11 @@ def _from_values(values: dict[str, Any], default: Kind, where: str) -> Kind:
     given = default.of_size(size, where)
     names = [each.name for each in fields(default) if each.name not in default.OF_FAMILY]
     for key, value in values.items():
+        if key in default.NOT_DONE and value:
+            raise UserError(
+                f"{where}: {key} is {quoted(value)}, which is not done with this model's pictures "
+                "yet (allowed: false)"
+            )
         if key in default.UNREAD or value is None:
             continue
         said = default.of_key(key, value, where)

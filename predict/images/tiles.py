@@ -7,7 +7,7 @@ can be, and cut; a small one of the whole stands behind several tiles.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST_TILES = 256
 
 
-@cache
+@lru_cache(4096)  # strangers choose the sizes
 def grid_of(
     height: int, width: int, tile: tuple[int, int], least: int, most: int
 ) -> tuple[int, int]:

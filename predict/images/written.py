@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
 from predict.errors import UserError
@@ -59,7 +60,14 @@ def written(
     are not as many.
     """
     marks = sum(token == holder.mark for token in token_ids)
-    if holder.mark < 0 or holder.token in token_ids or not (marks or counts):
+    if holder.mark < 0 or not (marks or counts):
+        return list(token_ids)
+    if holder.token in token_ids:  # written before: behind each mark
+        if any(a == holder.mark and b != holder.token for a, b in pairwise([*token_ids, -1])):
+            raise UserError(
+                f"the prompt has a mark of a picture (token {holder.mark}), and elsewhere a "
+                f"picture's own token ({holder.token}); leave that out of texts"
+            )
         return list(token_ids)
     if marks != len(counts):
         raise UserError(

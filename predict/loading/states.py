@@ -7,13 +7,6 @@ from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
-RUNS_ON_GPUS = False  # until tests/gpu/test_hybrids.py has passed on one
-
-
-def _runs_on(kind: str) -> bool:
-    return kind == "cpu" or (kind == "gpu" and RUNS_ON_GPUS)
-
-
 # Who drafts without what the network's layers made. Where drafts are rejected the state before them
 # stays, and the tokens that stand are computed again in the next one, without drafts.
 DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
@@ -51,15 +44,21 @@ def check_states(
     model, drafts = config.model, config.speculation.speculate_method
     is_static = exports or model.mode == "static"
     asked = {
-        f"--device {model.device}": not _runs_on(kind_of(model.device)),
-        "--mode static": is_static and kind_of(model.device) == "gpu",
+        f"--device {model.device}": kind_of(model.device) not in ("cpu", "gpu"),
+        "--mode static": is_static and is_gpu,
         "--mode static --inference_model false": is_static and not is_compiled,
         f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
             config.ranks.tensor_parallel_degree > 1
         ),
-        f"--speculate_method {drafts}": drafts is not None and (is_gpu or drafts not in DRAFTS),
-        # csrc/blocks/delta_net/cuda.cu and short_conv's add nothing to their products.
-        "--lora_modules on a GPU": is_gpu and config.adapters.is_used,
+        f"--batch_invariant with --speculate_method {drafts}": (
+            model.batch_invariant and drafts is not None and is_gpu
+        ),
+        f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
+        "--lora_modules on a GPU": (
+            is_gpu
+            and config.adapters.is_used
+            and not all(block.adapts_on_gpus for block in spec.blocks())
+        ),
         "--prefix_path": bool(config.adapters.prefixes),
         f"--pooling {model.pooling}": model.pooling is not None,
     }

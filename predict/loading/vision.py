@@ -13,6 +13,7 @@ import numpy.typing as npt
 from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import QuantSettings
 from predict.device.place import place_tensor, to_float32
+from predict.errors import UserError
 from predict.images.pixels import Pixels, read_pixels
 from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
@@ -339,4 +340,9 @@ def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) 
     """
     found = read_pixels(Path(directory), spec.pixels).changed(options, "mm_processor_kwargs")
     spec.pixels.check_fits(found, str(directory))
+    if getattr(found, "do_pan_and_scan", False) and spec.placeholder.mark < 0:
+        raise UserError(
+            f"do_pan_and_scan is true, and prompts of {spec.model_type} have no place for crops "
+            "(allowed: false)"
+        )
     return found

@@ -243,6 +243,7 @@ class Block:
     biases: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # Linears that adapters of requests change, and the row of predict.nn.inputs.ADAPTED of each.
     adapted: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    adapts_on_gpus: ClassVar[bool] = True
     # Linears, and the norm whose output each reads.
     reads: ClassVar[Mapping[str, str]] = MappingProxyType({})
     has_parts: ClassVar[bool] = True  # whether predict.ops.compiled has all that its `run` calls

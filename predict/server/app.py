@@ -7,7 +7,7 @@ import atexit
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,7 +24,7 @@ from predict.server.answers import to_json
 from predict.server.asked import asked_priority
 from predict.server.auth import OPEN_PATHS, OPEN_PREFIXES, Keys
 from predict.server.config import ServerConfig
-from predict.server.context import RECORD, Context, Record
+from predict.server.context import RECORD, REFUSED, Context, Record
 from predict.server.engine_client import EngineDied, EngineHandle
 from predict.server.errors import MESSAGES_PATHS, ApiError
 from predict.server.front_model import FrontModel
@@ -43,6 +43,13 @@ from predict.system.notes import LOG
 CLIENT_GONE = 499  # for the log: the client did not wait for a status
 _HEADERS = b"authorization, content-type, x-request-id, x-priority, x-api-key, anthropic-version"
 _UNTRACED = frozenset({*OPEN_PATHS, "/metrics"})  # health checks, and what asks every minute
+# What needs no model that is awake, beside paths that are none.
+_WITHOUT_MODEL = frozenset(
+    {
+        *("other", "/page/formula", "/v1/responses/{response_id}/cancel"),
+        *("/sleep", "/wake_up", "/update_weights"),
+    }
+)
 SWITCH_SECONDS = 0.0005  # after which a thread that tokenizes yields to the event loop
 
 
@@ -205,10 +212,13 @@ class _Gate:
                     "the server is ending; ask another one",
                     headers={"Retry-After": self._context.retry_after, "Connection": "close"},
                 )
-            if self._context.take_turn is None or scope["method"] != "POST":
-                await self._app(scope, receive, answer)
-                return
-            async with self._context.take_turn(record.deadline):
+            if (refused := scope.get(REFUSED)) is not None:
+                raise refused
+            async with AsyncExitStack() as turn:
+                if self._takes_turn(scope):
+                    assert self._context.take_turn is not None
+                    await turn.enter_async_context(self._context.take_turn(record.deadline))
+                    record.turn = turn
                 await self._app(scope, receive, answer)
         except (ApiError, EngineDied) as raised:
             error = self._context.unavailable() if isinstance(raised, EngineDied) else raised
@@ -239,6 +249,12 @@ class _Gate:
             found["Access-Control-Allow-Origin"] = origin
             found["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
         return found
+
+    def _takes_turn(self, scope: Scope) -> bool:
+        """Whether one of several models has to be awake for a request."""
+        if self._context.take_turn is None or scope["method"] != "POST":
+            return False
+        return self._pattern_of(scope["path"]) not in _WITHOUT_MODEL
 
     def _is_preflight(self, scope: Scope, headers: Headers) -> bool:
         return (

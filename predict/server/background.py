@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from starlette.requests import Request
 from starlette.types import Message, Scope
@@ -23,7 +24,7 @@ def answer_in_background(
     gone: asyncio.Event,
     sent: Callable[[bytes], None],
 ) -> asyncio.Task[None]:
-    """The task that answers. record: of the request that asks, whose key and order it has.
+    """The task that answers. record: of the request that asks, whose key, order and turn it has.
 
     gone: ends the answer when it is set. sent: takes each event.
     """
@@ -31,6 +32,8 @@ def answer_in_background(
     request_id = record.request_id
     own = Record(request_id, deadline, key=record.key, priority=record.priority)
     scope: Scope = {"type": "http", RECORD: own}
+    # The request may wait for this answer, which must not wait for a turn behind others then.
+    turn = AsyncExitStack() if record.turn is None else record.turn.pop_all()
 
     async def receive() -> Message:
         await gone.wait()
@@ -47,7 +50,7 @@ def answer_in_background(
     async def answer() -> None:
         run = Run(context, Request(scope, receive), job, streamed=True)
         try:
-            async with context.turn(deadline):
+            async with turn:
                 await Stream(run, job, events)(scope, receive, send)
         except ApiError as error:
             take(events.fail(error))

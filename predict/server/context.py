@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from predict.server.tracing import Trace, Tracer
 from predict.server.wire import ModelInfo
 
 RECORD = "regatta.record"  # the key of a request's Record in its ASGI scope
+REFUSED = "regatta.refused"  # and of the ApiError of a body that was refused ahead of the routes
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Record:
     key: Key = NO_KEY  # that was shown
     priority: int | None = None  # of its header
     trace: Trace | None = None  # where there is a collector
+    turn: AsyncExitStack | None = None  # of one of several models, until its end
 
 
 @dataclass
@@ -59,13 +61,9 @@ class Context:
     log: AccessLog | None  # None: nothing is logged
     version: str
     tracer: Tracer | None = None  # None: nothing is traced
-    # Of a server with several models: when this one is awake, and the others.
+    # Of a server with several models: when this one is awake (see Rota.turn), and the others.
     take_turn: Callable[[float], AbstractAsyncContextManager[None]] | None = None
     beside: list[Context] = field(default_factory=list)
-
-    def turn(self, deadline: float) -> AbstractAsyncContextManager[None]:
-        """The length of an answer; see Rota.turn."""
-        return nullcontext() if self.take_turn is None else self.take_turn(deadline)
 
     @property
     def retry_after(self) -> str:

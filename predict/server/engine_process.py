@@ -364,11 +364,19 @@ def check_pooling_files(config: EngineConfig) -> None:
 def needed_bytes(config: EngineConfig) -> int:
     """Bytes of a model's weights and its cache, before a weight is read. Raises UserError."""
     from predict.build import Builder
+    from predict.config.speculation import FOLDERS
     from predict.loading.memory import bytes_per_token, num_cache_blocks
     from predict.loading.model import open_weights
+    from predict.resting import refused
 
     builder = Builder(config, None)
     made, spec = builder.config, builder.spec
+    has_draft = made.speculation.speculate_method in FOLDERS
+    if what := refused(made, builder.platform, has_draft, spec.vision is not None):
+        raise UserError(
+            f"--model_folders puts models to sleep, which does not go with {what} yet; leave that "
+            "out, or serve this model by itself"
+        )
     weights = open_weights(made, spec, builder.reader, builder.platform)
     weights.source.close()
     if builder.platform.gpu is not None and made.cache.num_cache_blocks is None:

@@ -28,7 +28,7 @@ from predict.text.token_texts import TokenTexts
 from predict.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-FETCHES = 16  # pictures of requests that are fetched at once
+FETCHES = 16  # prompts whose pictures are fetched, or were and wait to be decoded
 
 
 class FrontModel:
@@ -56,6 +56,7 @@ class FrontModel:
         )
         # Of addresses alone: a host that is slow holds no picture up that is there.
         self._fetching = ThreadPoolExecutor(FETCHES, thread_name_prefix="regatta-fetch")
+        self._fetched = asyncio.Semaphore(FETCHES)
         self.token_texts = None if tokenizer is None else TokenTexts(tokenizer)
         # Writes special tokens out.
         self.literal = None if tokenizer is None else Detokenizer(tokenizer, False)
@@ -155,11 +156,15 @@ class FrontModel:
             if is_address(part.source):
                 with _told_of(param):
                     reader.config.media.check(part.source, param)
-        if any(is_address(part.source) for part in parts):
-            parts = await self._run(partial(reader.fetched, parts), found[0][0], self._fetching)
-        ids, pictures = await self._run(
-            partial(reader.read, token_ids, parts, self.tokenizer), found[0][0], self._eyes
-        )
+        fetches = any(is_address(part.source) for part in parts)
+        async with (
+            self._fetched if fetches else contextlib.nullcontext()
+        ):  # bytes are held until the end
+            if fetches:
+                parts = await self._run(partial(reader.fetched, parts), found[0][0], self._fetching)
+            ids, pictures = await self._run(
+                partial(reader.read, token_ids, parts, self.tokenizer), found[0][0], self._eyes
+            )
         return self._checked(ids, "messages"), pictures
 
     async def decode(self, token_ids: Sequence[int], param: str) -> str:

@@ -37,6 +37,10 @@ class Admission:
         self._of_key: Counter[bytes] = Counter()  # the same, by the digest of each key
         self.num_body_bytes = 0
 
+    def count_with(self, other: Admission) -> None:
+        """Counts the answers of each key together with those of another model."""
+        self._of_key = other._of_key
+
     @contextlib.contextmanager
     def body(self) -> Iterator[Held]:
         """Counts a request's body until the end of the block."""
@@ -129,20 +133,27 @@ async def read_body(request: Request, config: ServerConfig, held: Held) -> bytes
     if announced.isdigit() and (len(announced) > 18 or int(announced) > most):
         raise _too_large(f"{announced[:20]} bytes", most)
     chunks: list[bytes] = []
+    with late_bodies_refused(config):
+        async for chunk in request.stream():
+            held.take(len(chunk))
+            if held.size > most:
+                raise _too_large("more", most)
+            chunks.append(chunk)
+    return b"".join(chunks)
+
+
+@contextlib.contextmanager
+def late_bodies_refused(config: ServerConfig) -> Iterator[None]:
+    """The time that a body has. Raises ApiError 408 where the block takes longer."""
     try:
         with anyio.fail_after(config.body_timeout):
-            async for chunk in request.stream():
-                held.take(len(chunk))
-                if held.size > most:
-                    raise _too_large("more", most)
-                chunks.append(chunk)
+            yield
     except TimeoutError:
         raise ApiError(
             408,
             f"the body did not come within {config.body_timeout:g} s; send it faster",
             headers={"Connection": "close"},
         ) from None
-    return b"".join(chunks)
 
 
 async def read_json(request: Request, config: ServerConfig, held: Held) -> dict[str, Any]:

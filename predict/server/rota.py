@@ -75,8 +75,7 @@ class Rota:
         try:
             yield
         finally:
-            member.num_running -= 1
-            self._left.set()
+            self._leave(member)
 
     async def _enter(self, member: Member, deadline: float) -> None:
         if not self._waiting and member.is_awake:
@@ -90,6 +89,10 @@ class Rota:
         with anyio.CancelScope(deadline=deadline) as scope:
             try:
                 await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled() and turn.exception() is None:
+                    self._leave(member)  # its turn came as the wait for it ended
+                raise
             finally:
                 if not turn.done() or turn.cancelled():
                     self._waiting = deque(each for each in self._waiting if each[1] is not turn)
@@ -100,6 +103,10 @@ class Rota:
         member.num_running += 1
         self._num_turns += 1
         member.last_used = self._num_turns
+
+    def _leave(self, member: Member) -> None:
+        member.num_running -= 1
+        self._left.set()
 
     async def _serve(self) -> None:
         """Gives turns until nobody waits."""

@@ -189,6 +189,8 @@ class Run:
             async for batch in answer:
                 yield batch
         except UserError as error:
+            if self._context.engine.is_sleeping:  # it was asked for as the model went to sleep
+                raise self._context.unavailable() from None
             raise self._job.refused(error) from None
         except EngineDied:
             raise self._context.unavailable() from None

@@ -16,11 +16,12 @@ from predict.device.devices import kind_of
 from predict.server.access_log import AccessLog
 from predict.server.app import create_app
 from predict.server.config import ServerConfig
-from predict.server.context import Context
+from predict.server.context import REFUSED, Context
 from predict.server.engine_client import EngineClient, EngineProcess
+from predict.server.errors import ApiError
 from predict.server.front_model import FrontModel
 from predict.server.lifecycle import Lifecycle
-from predict.server.limits import MAX_BUFFERED_BODIES
+from predict.server.limits import Admission, Held, late_bodies_refused
 from predict.server.metrics import Metrics
 from predict.server.rota import Member, Rota
 from predict.server.tracing import Tracer
@@ -66,7 +67,8 @@ class Several:
         for context in self._contexts:
             context.beside = [each for each in self._contexts if each is not context]
             context.models.beside = [each.models for each in context.beside]
-        self.app: ASGIApp = _ByModel(self._apps, self._contexts, first.max_body_bytes)
+            context.admission.count_with(self._contexts[0].admission)
+        self.app: ASGIApp = _ByModel(self._apps, self._contexts, first)
 
     # What EngineClient has, of all of them.
 
@@ -125,10 +127,10 @@ class _ByModel:
     """ASGI: hands each request on to the application of its model."""
 
     def __init__(
-        self, apps: Mapping[str, ASGIApp], contexts: Sequence[Context], max_bytes: int
+        self, apps: Mapping[str, ASGIApp], contexts: Sequence[Context], config: ServerConfig
     ) -> None:
         self._apps, self._contexts = list(apps.values()), contexts
-        self._max_bytes, self._num_bytes = max_bytes, 0  # that are held here, of all requests
+        self._config, self._admission = config, Admission(config)  # of bodies that are held here
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._apps[0]
@@ -138,8 +140,14 @@ class _ByModel:
         if scope["path"].startswith(RESPONSES):
             app = self._of_response(scope["path"].removeprefix(RESPONSES).partition("/")[0])
         elif scope["method"] == "POST":
-            messages, body = await self._read(receive)
-            app, receive = self._of_body(body), _again(messages, receive)
+            with self._admission.body() as held:
+                messages: list[Message] = []
+                try:
+                    body = await self._read(receive, messages, held)
+                except ApiError as error:  # the application says so, once it has looked at the key
+                    scope[REFUSED], body = error, b""
+                await self._of_body(body)(scope, _again(messages, receive, held), send)
+            return
         await app(scope, receive, send)
 
     def _of_response(self, response_id: str) -> ASGIApp:
@@ -155,42 +163,43 @@ class _ByModel:
         """
         try:
             name = msgspec.json.decode(body, type=_Named).model
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return self._apps[0]
         for app, context in zip(self._apps, self._contexts, strict=True):
             if name in context.models.names:
                 return app
         return self._apps[0]
 
-    async def _read(self, receive: Receive) -> tuple[list[Message], bytes]:
-        """The messages of a body, and the body where it is not too large to look at."""
-        messages: list[Message] = []
-        size, most = 0, self._max_bytes
-        try:
+    async def _read(self, receive: Receive, messages: list[Message], held: Held) -> bytes:
+        """Adds the messages of a body; the body where it is not too large to look at.
+
+        Raises ApiError where it does not come in time, or all bodies together are too large.
+        """
+        config = self._config
+        with late_bodies_refused(config):
             while True:
                 message = await receive()
+                held.take(len(message.get("body", b"")))
                 messages.append(message)
-                count = len(message.get("body", b""))
-                size += count
-                self._num_bytes += count
-                whole = message["type"] == "http.disconnect" or not message.get("more_body", False)
-                if size > most or self._num_bytes > MAX_BUFFERED_BODIES * most:
-                    return messages, b""  # the application refuses it
-                if whole:
-                    return messages, b"".join(each.get("body", b"") for each in messages)
-        finally:
-            self._num_bytes -= size
+                if held.size > config.max_body_bytes:
+                    return b""  # the application refuses it
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return b"".join(each.get("body", b"") for each in messages)
 
 
 class _Named(msgspec.Struct):
     model: str = ""
 
 
-def _again(messages: list[Message], receive: Receive) -> Receive:
-    """Gives messages again, and then what comes."""
+def _again(messages: list[Message], receive: Receive, held: Held) -> Receive:
+    """Gives messages again, which are held no longer then, and then what comes."""
 
     async def found() -> Message:
-        return messages.pop(0) if messages else await receive()
+        if not messages:
+            return await receive()
+        message = messages.pop(0)
+        held.take(-len(message.get("body", b"")))
+        return message
 
     return found
 

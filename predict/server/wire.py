@@ -80,7 +80,7 @@ class SentPicture(msgspec.Struct, array_like=True):
 
     start: int  # of its tokens
     digest: bytes
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]  # of pixels or, of several tiles, of these
     values: bytes  # of uint8
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from predict import LLM, AsyncLLM, SamplingParams
 from predict.config.rest import Rest
+from predict.engine.runner.residence import Residence
 from predict.errors import UserError
 from predict.system.host import resident_bytes
 from tests.support import tiny
@@ -128,6 +129,59 @@ def test_an_update_that_does_not_fit_changes_nothing(
     ):
         with pytest.raises(UserError, match=said):
             Rest(**rest)
+
+
+def test_a_folder_that_changed_since_its_update_is_not_read_again(
+    model: Path, tmp_path: Path
+) -> None:
+    llm, step = LLM(model, **SETTINGS), tiny.write(tmp_path / "step", {"vocab_size": 96}, seed=4)
+    llm.update_weights(step, digests(step))
+    before, whole = tokens(llm), (step / WEIGHTS).read_bytes()
+    llm.sleep(2)
+    tiny.write(step, {"vocab_size": 96}, seed=5)
+    with pytest.raises(UserError, match="has the SHA-256"):
+        llm.wake_up()
+    assert llm.is_sleeping
+    (step / WEIGHTS).write_bytes(whole)
+    llm.wake_up()
+    assert tokens(llm) == before
+
+
+def test_new_weights_without_room_leave_the_old_ones(
+    model: Path, changed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(model, **SETTINGS)
+    before, come_back = tokens(llm), Residence.come_back
+
+    def full(self: Residence, fresh: Any = None) -> None:
+        if fresh is not None:
+            raise MemoryError
+        come_back(self, fresh)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Residence, "come_back", full)
+        with pytest.raises(MemoryError):
+            llm.update_weights(changed)
+    assert tokens(llm) == before
+    llm.sleep(2)
+    llm.wake_up()
+    assert tokens(llm) == before, "the old folder is the model's"
+
+
+def test_what_waits_for_a_rest_is_told_of_the_end(model: Path) -> None:
+    async def run() -> None:
+        llm = await AsyncLLM.load(model, **SETTINGS)
+        answer = llm.add(PROMPTS[0], replace(GREEDY, max_new_tokens=60))
+        waits = [asyncio.create_task(each) for each in (llm.sleep(), llm.embed([[5, 6]]))]
+        await asyncio.sleep(0)
+        llm.close()
+        for each in waits:
+            with pytest.raises(RuntimeError, match="it was closed"):
+                await each
+        with pytest.raises(RuntimeError, match="it was closed"):
+            await answer.output()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 def test_64_streams_each_end_whole_by_one_set_of_weights(model: Path, changed: Path) -> None:

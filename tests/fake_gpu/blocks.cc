@@ -221,8 +221,9 @@ void for_linears(ExpertBlockParams& p, Fn&& fn) {
 template <class Fn>
 void for_linears(DeltaNetBlockParams& p, Fn&& fn) {
   DeltaNetBlock& b = p.block;
-  fn(Stored{p.qkvz, b.qkvz, p.hidden_size, b.conv_size() + b.value_size()});
-  fn(Stored{p.ba, b.ba, p.hidden_size, b.gate_size()});
+  const int64_t values = b.value_size();
+  fn(Stored{p.qkvz, b.qkvz, p.hidden_size, b.conv_size() + values, b.second_size(values) ? 2 : 1});
+  fn(Stored{p.ba, b.ba, p.hidden_size, b.gate_size(), b.second_size(b.second_gates()) ? 2 : 1});
   fn(Stored{p.out, b.out, b.value_size(), p.hidden_size});
 }
 

@@ -12,7 +12,6 @@ from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.engine import speculation
 from predict.engine.runner.gpu import GpuRunner
-from predict.loading import drafters as drafters_loading
 from tests.support import drafters, tiny
 from tests.support.draft_heads import (
     HEADS,
@@ -36,11 +35,6 @@ ON_GPU: dict[str, Any] = {"device": "gpu", "inference_model": True}
 PLAIN: dict[str, Any] = {"draft_model_name_or_path": None, "speculate_method": None}
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=40, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, max_new_tokens=40, ignore_eos=True, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters_loading, "RUNS_ON_GPUS", True)
 
 
 def draft_runner(llm: LLM) -> GpuRunner:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predict import LLM, SamplingParams, sight
+from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.errors import UserError
 from predict.images.placed import picture_of
@@ -28,11 +28,6 @@ from tests.support.pictures import (
 from tests.support.tolerances import assert_close
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sight, "TRIED_ON_GPUS", True)
 
 
 def load(case: str, **settings: Any) -> LLM:
@@ -111,11 +106,7 @@ def test_half_precision_reads_pictures(gpu: devices.Device) -> None:
     assert len(got.generate(asked_of("qwen2_5_vl"), GREEDY)) == len(asked_of("qwen2_5_vl"))
 
 
-def test_pictures_are_refused_until_a_gpu_has_read_some(
-    gpu: devices.Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sight, "TRIED_ON_GPUS", False)
+def test_pictures_whose_tokens_see_each_other_are_refused(gpu: devices.Device) -> None:
     with pytest.raises(UserError, match="do not go with --device gpu yet"):
-        load("qwen2_5_vl")
-    text = load("qwen2_5_vl", limit_mm_per_prompt={"image": 0})
-    assert text.spec.vision is None
+        load("gemma3", limit_mm_per_prompt={"image": 1})
+    assert load("gemma3").spec.vision is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -122,9 +123,43 @@ def test_addresses_of_networks_inside_are_not_public() -> None:
         *("127.0.0.1", "10.1.1.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
         *("0.0.0.0", "224.0.0.1", "255.255.255.255", "192.0.0.8", "::1", "::", "fc00::1"),
         *("fe80::1", "fe80::1%eth0", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
+        *("fec0::1", "feff::1", "::127.0.0.1"),
     )
     assert [each for each in inside if is_public(each)] == []
     assert all(map(is_public, ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8")))
+
+
+def test_time_ends_within_a_handshake(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of a whole address, not of each part of it."""
+
+    class Context:
+        def wrap_socket(self, connection: socket.socket, **_: object) -> socket.socket:
+            made = socket.socket(fileno=connection.detach())
+            made.settimeout(20)
+            time.sleep(0.3)  # the other side is slow
+            return made
+
+    monkeypatch.setattr(fetching, "is_public", lambda address: True)
+    monkeypatch.setattr("ssl.create_default_context", Context)
+    media = Media((f"a.example:{port}",), seconds=0.2, resolve=lambda *_: ["127.0.0.1"])
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"takes more than 0\.2 s"):
+        media.bytes_of(f"https://a.example:{port}/slow", "picture 1")
+    assert time.monotonic() - began < 2  # of the five that its headers take
+
+
+def test_addresses_of_a_prompt_have_limits_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "MAX_BYTES", 100)
+    addresses = {}
+    for number in range(3):
+        (tmp_path / str(number)).write_bytes(bytes(90))
+        addresses[f"file://{tmp_path}/{number}"] = f"picture {number + 1}"
+    with pytest.raises(UserError, match=r"up to picture 3 lead to 270 bytes \(allowed: 200"):
+        Media(folder=str(tmp_path)).all_of(addresses)
+    with pytest.raises(UserError, match="up to picture 1 take more than -2 s"):
+        Media(folder=str(tmp_path), seconds=-1).all_of(addresses)
 
 
 def test_files_lie_below_the_folder_that_is_named(tmp_path: Path) -> None:

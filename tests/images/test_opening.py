@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import struct
 import warnings
 import zlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from predict.errors import UserError
@@ -24,6 +26,8 @@ from predict.images.opening import opened
 from predict.images.pixels import Pixels, read_pixels
 from predict.images.placed import Picture, picture_of
 from predict.images.tiles import TilePixels
+from predict.loading.model import read_spec
+from predict.loading.vision import pixels_of
 from tests.support.pictures import (
     GOLDEN_IMAGES,
     drawn,
@@ -161,7 +165,7 @@ def coded_bmp(width: int, height: int) -> bytes:
     return b"BM" + struct.pack("<II", start + len(runs), 0) + sizes + bytes(1024) + runs
 
 
-PNG = encoded(drawn(3, (30, 20)))
+PNG, JPEG = (encoded(drawn(3, (30, 20)), form) for form in ("PNG", "JPEG"))
 BAD: dict[str, tuple[Any, str]] = {
     "text": (b"no picture", "no picture that can be read"),
     "nothing": (b"", r"0 bytes \(allowed: 1 to"),
@@ -169,6 +173,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "damaged": (PNG[:60] + b"\0" * 40 + PNG[100:], "damaged or cut off|can be read"),
     "bomb": (png_header(60000, 60000), r"60000 x 60000 pixels|can be read"),
     "large": (png_header(9000, 9000), r"9000 x 9000 pixels \(allowed: up to 67108864"),
+    "long header": (JPEG[:2] + b"\xff\xe3\0\2" * 9999 + JPEG[2:], "a header of more parts"),
     "coded runs": (coded_bmp(30, 20), "is a BMP of coded runs"),
     "narrow": (encoded(drawn(1, (402, 2))), "sides up to 200 to 1"),
     "TIFF": (encoded(drawn(1, (9, 9)), "TIFF"), "allowed: PNG, JPEG, WebP, GIF, BMP"),
@@ -246,6 +251,36 @@ def test_wrong_processors_are_refused(text: str, words: str, tmp_path: Path) -> 
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(UserError, match=words):
         read_pixels(tmp_path, AreaPixels())
+
+
+def test_crops_need_a_place_in_prompts(tmp_path: Path) -> None:
+    spec, _ = read_spec(GOLDEN_IMAGES / "llava")
+    assert spec.vision is not None
+    vision = replace(spec.vision, pixels=FixedPixels())
+    with pytest.raises(UserError, match="prompts of llava have no place for crops"):
+        pixels_of(vision, tmp_path, {"do_pan_and_scan": True})
+
+
+def test_an_image_whose_file_is_cut_off_is_refused() -> None:
+    image = PIL.Image.open(BytesIO(PNG[: len(PNG) // 2]))
+    with pytest.raises(UserError, match="damaged or cut off"):
+        opened(image)
+
+
+def test_what_processors_would_do_and_we_do_not_is_refused(tmp_path: Path) -> None:
+    fixed, longest, cropped = FixedPixels(), LongestPixels(), CroppedPixels()
+    for default, key in (
+        (fixed, "do_center_crop"),
+        (fixed, "do_pad"),
+        (longest, "do_center_crop"),
+        (cropped, "do_pad"),
+    ):
+        said = tmp_path / "preprocessor_config.json"
+        said.write_text(json.dumps({key: True}))
+        with pytest.raises(UserError, match=f"{key} is True, which is not done"):
+            read_pixels(tmp_path, default)
+        said.write_text(json.dumps({key: False}))
+        assert read_pixels(tmp_path, default) == default
 
 
 def test_processor_config_comes_first_where_it_says_something(tmp_path: Path) -> None:

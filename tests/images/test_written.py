@@ -50,8 +50,11 @@ def test_more_marks_than_pictures_are_refused(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(f"{MARK}{MARK}", add_special_tokens=False)
     with pytest.raises(UserError, match=r"2 placeholders .*, and 1 pictures"):
         written(ids, [1], HOLDER, tokenizer)
+    ids = tokenizer.encode(f"{TOKEN}{MARK}", add_special_tokens=False)  # a user's text, a picture
+    with pytest.raises(UserError, match="leave that out of texts"):
+        written(ids, [1], HOLDER, tokenizer)
     with pytest.raises(UserError, match="without a tokenizer"):
-        written(ids, [1, 1], HOLDER, None)
+        written([259, 259], [1, 1], HOLDER, None)
 
 
 def test_crops_are_pictures_of_their_own() -> None:

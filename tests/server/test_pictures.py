@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -128,6 +130,33 @@ def test_texts_do_not_wait_for_pictures() -> None:
         patch.setattr(PictureReader, "read", waits)
         assert asyncio.run(ask())
     front.close()
+
+
+def test_what_is_fetched_is_decoded_ahead_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of addresses, which no body counts, do not gather."""
+    monkeypatch.setattr("predict.server.front_model.FETCHES", 1)
+    config, done = config_of(FOLDER), list[str]()
+    engine = config.engine.changed(allowed_media_domains=("a.example",))
+    front = FrontModel.load(replace(config, engine=engine))
+
+    def fetched(_: PictureReader, parts: list[PicturePart]) -> list[PicturePart]:
+        done.append("fetched")
+        return parts
+
+    def read(*_: Any) -> tuple[list[int], None]:
+        time.sleep(0.05)
+        done.append("read")
+        return [261], None
+
+    async def ask() -> None:
+        found = [("messages", PicturePart("http://a.example/"))]
+        await asyncio.gather(*(front.see([261], found) for _ in range(2)))
+
+    monkeypatch.setattr(PictureReader, "fetched", fetched)
+    monkeypatch.setattr(PictureReader, "read", read)
+    asyncio.run(ask())
+    front.close()
+    assert done == ["fetched", "read"] * 2
 
 
 def test_responses_and_messages_have_pictures(client: openai.OpenAI) -> None:

@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from predict.config.rest import Rest
+from predict.errors import UserError
+from predict.request import SamplingParams
 from predict.server.engine_client import EngineDied
 from predict.server.key_file import read_keys
 from tests.server.engines import GREEDY, all_pieces, config, running
@@ -149,3 +151,14 @@ def test_a_kill_in_the_middle_leaves_the_old_or_the_new(model: Path, root: Path)
         assert engine.run(all_pieces(engine.client, [5, 6, 7], GREEDY)) == old
         engine.run(engine.client.rest(rest))
         assert engine.run(all_pieces(engine.client, [5, 6, 7], GREEDY)) != old
+
+
+def test_what_was_asked_as_the_model_went_to_sleep_is_to_come_again() -> None:
+    def script(prompt: str, params: SamplingParams) -> Exception:
+        server.engine.is_sleeping = True
+        return UserError("the model sleeps; wake it up first")
+
+    with ScriptedServer(config_of(TOKENIZER), script) as server:
+        response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 503, response.text
+        assert "Retry-After" in response.headers

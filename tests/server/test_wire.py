@@ -22,22 +22,30 @@ from predict.server.wire import (
     FromEngine,
     FromFront,
     Messages,
+    SentPicture,
     StepNews,
     Stop,
     frame,
 )
 
+SEEN = [  # a picture, and one of tiles
+    SentPicture(1, b"d" * 32, (2, 2, 3), bytes(12)),
+    SentPicture(9, b"e" * 32, (3, 2, 2, 3), bytes(36)),
+]
 ADDED = [
-    Add(1, [3, 4], params, True, 0.5)
-    for params in (
-        SamplingParams(),
-        SamplingParams(stop=("a", "b"), logit_bias={5: -1.5}, bad_words=("x", (1, 2)), n=2),
-        SamplingParams(num_beams=2, early_stopping="never"),
-        SamplingParams(adapter="sql"),
-        SamplingParams(num_beams=2, early_stopping=True),
-        SamplingParams(guide=Guide(json_schema={"type": "object"})),
-        SamplingParams(guide=Guide(choice=("yes", "no"))),
-    )
+    Add(1, [3, 4], SamplingParams(), True, 0.5, SEEN),
+    *(
+        Add(1, [3, 4], params, True, 0.5)
+        for params in (
+            SamplingParams(),
+            SamplingParams(stop=("a", "b"), logit_bias={5: -1.5}, bad_words=("x", (1, 2)), n=2),
+            SamplingParams(num_beams=2, early_stopping="never"),
+            SamplingParams(adapter="sql"),
+            SamplingParams(num_beams=2, early_stopping=True),
+            SamplingParams(guide=Guide(json_schema={"type": "object"})),
+            SamplingParams(guide=Guide(choice=("yes", "no"))),
+        )
+    ),
 ]
 LOGPROBS = ({3: Logprob(-0.5, 1), 9: Logprob(float("-inf"), 2)},)
 OUTPUT = RequestOutput(

@@ -813,10 +813,10 @@ def test_blocks_of_a_pause_are_computed_again_with_the_drafters_rows(
 
 
 def test_devices_and_ways_to_verify_without_states_are_refused(target: Path) -> None:
-    gpu: Any = SimpleNamespace(gpu=object(), device=SimpleNamespace(is_cpu=False))
+    other: Any = SimpleNamespace(gpu=None, device=SimpleNamespace(is_cpu=False))
     spec, reader = read_spec(target)
-    with pytest.raises(UserError, match="medusa drafts on the CPU alone for now"):
-        open_drafter(settings(target, target, "medusa"), spec, reader, gpu)
+    with pytest.raises(UserError, match="medusa drafts on CPUs and NVIDIA GPUs alone"):
+        open_drafter(settings(target, target, "medusa"), spec, reader, other)
     with pytest.raises(UserError, match=r"TopP . window verification, and speculate_method mtp"):
         settings(target, None, "mtp", speculate_verify_window=2)
     with pytest.raises(UserError, match="eagle needs --draft_model_name_or_path: the folder of a"):

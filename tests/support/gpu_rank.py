@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 from predict.config import ranks
-from predict.loading import drafters
 from predict.ranks.front import Ranks
 from tests.fake_gpu import chosen
 
@@ -22,13 +21,12 @@ NO_GRAPHS = "REGATTA_TEST_NO_GRAPHS"  # of the environment: 1 runs steps operato
 def of_tests(patch: Any) -> None:
     """Has models over ranks of GPUs take this module's processes. patch: pytest's monkeypatch."""
     patch.setattr(ranks, "DEVICES", ("cpu", "gpu"))
-    patch.setattr(drafters, "RUNS_ON_GPUS", True)
     patch.setattr("predict.ranks.start.Ranks", partial(Ranks, module=__name__))
 
 
 def main() -> None:
     """Runs the rank."""
-    ranks.DEVICES, drafters.RUNS_ON_GPUS = ("cpu", "gpu"), True
+    ranks.DEVICES = ("cpu", "gpu")
     if (folder := chosen.folder()) is not None:
         chosen.select(folder)
     from predict import rank_process

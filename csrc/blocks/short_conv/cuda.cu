@@ -36,7 +36,7 @@ Status run(const ShortConvBlockParams& c, const BlockView& view, const ShortConv
   between.made_bcx = s.bcx, between.mixed = s.mixed;
   REGATTA_RETURN_IF_ERROR(short_conv(between, walk.launch));
   return walk.end_rows({"out", block.out, c.out, s.mixed, c.hidden_out, rows, size, width}, view,
-                       s.some);
+                       s.some, {}, Adapted::kOut, {});
 }
 
 const KindOnGpuOf<ShortConvBlockParams, ShortConvScratch> kShortConv("short_conv", view, count,

@@ -50,8 +50,6 @@ from predict.nn.spec import DecoderSpec, HeadSpec
 if TYPE_CHECKING:
     from paddle import Tensor
 
-RUNS_ON_GPUS = False  # until tests/gpu/test_drafts.py has passed on one
-
 
 @dataclass(frozen=True)
 class DrafterWeights:
@@ -161,10 +159,9 @@ def open_drafter(
     method = config.speculation.speculate_method
     if method not in STATES:
         return None
-    on_gpu = platform.gpu is not None and RUNS_ON_GPUS
-    if not (on_gpu or platform.device.is_cpu):
+    if platform.gpu is None and not platform.device.is_cpu:
         raise UserError(
-            f"speculate_method {method} drafts on the CPU alone for now, and --device is "
+            f"speculate_method {method} drafts on CPUs and NVIDIA GPUs alone, and --device is "
             f"{config.model.device}; use draft_model, lookahead or inference_with_reference there"
         )
     found = find_drafter(config, target, reader)

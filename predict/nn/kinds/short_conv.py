@@ -36,6 +36,7 @@ class ShortConvBlock(blocks.Block):
     kind = "short_conv"
     linears = ("bcx", "out")
     adapted: ClassVar = {"bcx": 0, "out": 1}
+    adapts_on_gpus = False
     biases: ClassVar = {"bcx": "bias", "out": "bias"}
     reads: ClassVar = {"bcx": "norm"}
     has_parts = False
