@@ -298,6 +298,24 @@ def test_gguf_files_give_the_same_text_and_logits(
     assert greedy(llm, PROMPTS) == GOLDEN[case]
 
 
+@pytest.mark.parametrize(
+    ("case", "name", "size"),
+    [
+        ("qwen3_next", "in_proj_ba", (8, 32)),  # rows key head by key head, and not in the file
+        ("qwen3_5_moe_text", "in_proj_b", (4, 32)),  # tiled
+    ],
+)
+@pytest.mark.parametrize("way", ["lora_path", "lora_modules"])
+def test_no_adapter_changes_heads_that_a_gguf_file_has_in_another_order(
+    case: str, name: str, size: tuple[int, int], way: str, compiled: library.Library, tmp_path: Path
+) -> None:
+    path = lora(tmp_path / "lora", {f"layers.1.linear_attn.{name}": size})
+    given: Any = path if way == "lora_path" else (f"a={path}",)
+    model = convert(FOLDER / case, tmp_path / "x.gguf")
+    with pytest.raises(UserError, match=f"linear_attn.{name}, whose heads a GGUF file has in"):
+        LLM(config(model, **{way: given}))
+
+
 def test_no_prefix_comes_while_it_runs(compiled: library.Library, tmp_path: Path) -> None:
     np.save(path := tmp_path / "pre_caches.npy", np.ones((1, 2, 2, 3, 16), np.float32))
     llm = LLM(config("qwen3_5_text", allow_adapter_updates=True))

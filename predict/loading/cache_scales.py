@@ -75,7 +75,15 @@ def head_scales(
                 f"{num_heads} query heads, or of {num_kv_heads} key/value heads)"
             )
         if len(values) == num_heads:
-            values = values[:: num_heads // num_kv_heads]
+            size = num_heads // num_kv_heads
+            if any(values[at] != values[at - at % size] for at in range(num_heads)) and of_ranks:
+                raise UserError(
+                    f"{path}: {found[0]} of {len(of_ranks)} ranks holds other values for query "
+                    f"heads of one key/value head; the files must hold those of each rank's own "
+                    f"query heads, or one cachekv_scales.json those of {num_kv_heads} key/value "
+                    "heads"
+                )
+            values = values[::size]
         for value in values:
             if type(value) not in (int, float) or not 0.0 <= value <= FLOAT32_MAX:
                 raise UserError(

@@ -69,11 +69,26 @@ def merged_parts(directory: Path) -> dict[str, StoredArray]:
 
 
 def paths_of_ranks(path: Path) -> list[Path]:
-    """act_scales_0.json, act_scales_1.json and so on, in the place of act_scales.json."""
-    found = list[Path]()
-    while (each := path.with_name(f"{path.stem}_{len(found)}{path.suffix}")).exists():
-        found.append(each)
-    return found
+    """act_scales_0.json, act_scales_1.json and so on, in the place of act_scales.json.
+
+    Raises UserError where one is missing: of a row of them, of the ranks that there are parts of,
+    or of those that config.json says.
+    """
+    name = re.compile(rf"{re.escape(path.stem)}_(0|[1-9]\d{{0,3}}){re.escape(path.suffix)}")
+    files = path.parent.glob(f"{path.stem}_*{path.suffix}")
+    numbers = {int(found[1]) for each in files if (found := name.fullmatch(each.name))}
+    if not numbers:
+        return []
+    of_parts = path.parent.glob(f"{MODEL}.tp*.pdparams")
+    count = len({re.split("[._]", each.name)[2] for each in of_parts}) or 1 + max(numbers)
+    if numbers != {*range(count)}:
+        other = sorted(numbers ^ {*range(count)})
+        raise UserError(
+            f"{path.parent} has {path.stem}_N{path.suffix} of {len(numbers)} ranks, and there are "
+            f"{count}; rank {other[0]} is one without, or too many; complete the copy"
+        )
+    check_degree(ConfigReader.from_dir(path.parent), count)
+    return [path.with_name(f"{path.stem}_{number}{path.suffix}") for number in range(count)]
 
 
 def check_no_turns(directory: Path, older: Sequence[str]) -> None:

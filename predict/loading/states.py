@@ -8,7 +8,7 @@ from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
 # Who drafts without what the network's layers made. Where drafts are rejected the state before them
-# stays, and the tokens that stand are computed again beside the next drafts.
+# stays, and the tokens that stand are computed again in the next one, without drafts.
 DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
 
 

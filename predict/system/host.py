@@ -123,13 +123,19 @@ def cores_of_share(
 ) -> set[int] | None:
     """The cores of one of `count` processes that share a machine, whole nodes or a part of one.
 
-    None where the cores that are allowed lie in one node: the system places them best then.
+    None where the cores that are allowed lie in one node, or where some process would have fewer
+    cores than threads, of which each has as many: the system places them best then.
     """
     own = [node & allowed for node in nodes if node & allowed]
     if len(own) < 2:
         return None
-    first = index * len(own) // count
-    return set().union(*own[first : max((index + 1) * len(own) // count, first + 1)])
+    firsts = [each * len(own) // count for each in range(count)]
+    ends = [max((each + 1) * len(own) // count, firsts[each] + 1) for each in range(count)]
+    shares = [set[int]().union(*own[a:b]) for a, b in zip(firsts, ends, strict=True)]
+    threads = len(set().union(*own)) // count
+    if any(len(share) < threads * shares.count(share) for share in shares):
+        return None
+    return shares[index]
 
 
 def process_age_seconds() -> float:

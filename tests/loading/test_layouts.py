@@ -26,6 +26,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts import compressed_tensors, paddlenlp
 from predict.loading.layouts._stored import packed, unpacked
 from predict.loading.model import open_weights, read_spec
+from predict.loading.parallel_parts import paths_of_ranks
 from predict.loading.platform import platform_of
 from predict.nn.cache_formats import kv_format_of
 from predict.nn.plans import LinearPlan
@@ -962,7 +963,16 @@ def test_scales_of_ranks_are_those_of_the_whole_model(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.codes[:, :half], second.codes[:, :half])
     halved = np.rint(first.codes[:, half:] / np.float32(2)).astype(np.int8)
     np.testing.assert_array_equal(second.codes[:, half:], halved)
-    path = tmp_path / "act_scales_1.json"
+    for rank in ("tp00", "tp01", "tp02"):
+        (tmp_path / f"model_state.{rank}.pdparams").touch()
+    with pytest.raises(UserError, match=r"act_scales_N.json of 2 ranks, and there are 3; rank 2"):
+        paths_of_ranks(tmp_path / "act_scales.json")
+    for rank in ("tp00", "tp01", "tp02"):
+        (tmp_path / f"model_state.{rank}.pdparams").unlink()
+    path = (tmp_path / "act_scales_1.json").rename(tmp_path / "act_scales_2.json")
+    with pytest.raises(UserError, match=r"act_scales_N.json of 2 ranks, and there are 3; rank 1"):
+        load(tmp_path)
+    path = path.rename(tmp_path / "act_scales_1.json")
     kept = {k: v for k, v in json.loads(path.read_text()).items() if "o_proj" not in k}
     path.write_text(json.dumps(kept))
     with pytest.raises(UserError, match=r"act_scales_1.json and act_scales_0.json do not hold"):

@@ -317,6 +317,22 @@ def test_scales_of_query_heads_serve_their_group(tmp_path: Path) -> None:
     assert layers[0].key == [1 / 448, 2 / 448]
 
 
+def test_scales_of_ranks_lie_side_by_side(tmp_path: Path) -> None:
+    """Of three ranks with two of six query heads each; or with both key/value heads, whole."""
+    (tmp_path / "config.json").write_text("{}")
+    for rank, values in enumerate(([1.0, 1.0], [1.0, 2.0], [2.0, 2.0])):
+        scales = dict.fromkeys(paddle_nlp_scales(), values)
+        (tmp_path / f"cachekv_scales_{rank}.json").write_text(json.dumps(scales))
+    layers = head_scales(kv_format_of("int8_static"), tmp_path, SPEC)
+    assert layers is not None
+    assert layers[1].key == [1 / 127, 2 / 127]
+    for rank in range(3):
+        scales = {name: [1.0, 2.0] for name in paddle_nlp_scales()}
+        (tmp_path / f"cachekv_scales_{rank}.json").write_text(json.dumps(scales))
+    with pytest.raises(UserError, match="other values for query heads of one key/value head"):
+        head_scales(kv_format_of("int8_static"), tmp_path, SPEC)
+
+
 def test_scales_are_as_many_as_their_own_layer_has_heads(tmp_path: Path) -> None:
     spec = SPEC.with_blocks(
         AttentionBlock,

@@ -14,7 +14,6 @@ from predict.device import library
 from predict.device.place import to_float32
 from predict.engine.choices import Row
 from predict.engine.step import Choices
-from predict.errors import UserError
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import open_drafter
 from predict.loading.model import read_spec
@@ -167,9 +166,3 @@ def test_a_rank_has_its_part_of_a_drafter_s_layer(tmp_path: Path, case: str, is_
         assert part is not None
         assert (part.num_bytes < whole.num_bytes) == is_cut
         assert (part.spec != whole.spec) == is_cut
-
-
-def test_a_drafter_of_states_beside_a_program_of_ranks_is_refused() -> None:
-    given = {"speculate_method": "mtp", "mode": "static", "tensor_parallel_degree": 2}
-    with pytest.raises(UserError, match="--speculate_method mtp and --mode static together"):
-        config(DEMO, given)

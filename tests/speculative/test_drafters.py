@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from predict.loading.checkpoint import Checkpoint
 from predict.loading.drafters import find_drafter, open_drafter
 from predict.loading.model import read_spec
 from predict.loading.platform import Platform
+from predict.loading.safetensors_writer import write
 from tests.support import drafters, float8, tiny
 from tests.support.adapter_folders import factors, peft_tensors, write_peft
 from tests.support.checkpoints import changed, stored
@@ -632,6 +634,20 @@ def test_schemes_that_do_not_run_are_refused(name: str, target: Path, tmp_path: 
     folder = written(HEADS[name], tmp_path / "head")
     with pytest.raises(UserError, match="a8w8_fp8 does not run on the compiled operators"):
         LLM(settings(target, folder, HEADS[name].method, draft_model_quant_type="a8w8_fp8"))
+
+
+def test_rows_of_a_head_in_codes_are_not_those_of_the_embedding(
+    target: Path, tmp_path: Path
+) -> None:
+    head = HEADS["Medusa, some of the model's rows"]
+    folder = written(head, tmp_path / "head")
+    there = {k: v for k, v in stored(target).items() if k != "lm_head.weight"}
+    codes = {"lm_head.qweight": ("I32", np.zeros((8, 8), np.int32))}  # as GPTQ has them
+    shutil.copytree(target, tmp_path / "model")
+    write(tmp_path / "model" / "model.safetensors", there | codes)
+    spec, reader = read_spec(target)
+    with pytest.raises(UserError, match=r"lm_head.weight of the model, .* is not there or in code"):
+        find_drafter(settings(tmp_path / "model", folder, head.method), spec, reader)
 
 
 def test_models_without_a_layer_that_drafts_are_refused(target: Path, tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def test_processes_share_the_cores_of_nodes(tmp_path: Path) -> None:
 
     assert shares(2) == [{1, 2, 3}, {4, 5, 6, 7}]
     assert shares(1) == [allowed]
-    assert shares(3) == [{1, 2, 3}, {1, 2, 3}, {4, 5, 6, 7}]
+    assert shares(3) == [None] * 3  # four threads on three cores
+    assert shares(4) == [{1, 2, 3}, {1, 2, 3}, {4, 5, 6, 7}, {4, 5, 6, 7}]
+    assert host.cores_of_share(0, 2, nodes, {3, 4, 5, 6, 7}) is None  # two on one
     assert host.cores_of_share(0, 2, nodes, {4, 5}) is None
 
 

@@ -17,8 +17,8 @@ from predict.loading.arrays import MAX_SHOWN, Shape, listed
 def fitted(adapter: Adapter, base: Base) -> Adapter:
     """The adapter under the base's names.
 
-    Raises UserError for targets that the base has not, shapes that are not its, and what would be
-    changed twice.
+    Raises UserError for targets that the base has not or in another order, shapes that are not its,
+    and what would be changed twice.
     """
     return _Fitting(crossed(adapter, base), base).fitted()
 
@@ -41,10 +41,12 @@ class _Fitting:
             place = places[name + WEIGHT]
             ours = place.removesuffix(WEIGHT)
             self._check_once(ours, linears)
+            self._check_order(ours)
             linears[ours] = self._linear(replace(linear, name=ours), place)
         replaced: dict[str, Values] = {}
         for name, values in adapter.replaced.items():
             self._check_once(places[name], replaced)
+            self._check_order(places[name])
             replaced[places[name]] = self._values(values, self.shapes[places[name]], places[name])
         changed = {*replaced, *(name + WEIGHT for name in linears)}
         unties = base.is_tied and (
@@ -73,6 +75,18 @@ class _Fitting:
     def _check_once(self, name: str, known: Mapping[str, object]) -> None:
         if name in known:
             raise UserError(f"{self.adapter.directory}: two tensors of the adapter change {name}")
+
+    def _check_order(self, name: str) -> None:
+        """Refuses matrices of states whose rows or columns a GGUF file has in its own order."""
+        config = self.base.config
+        is_tiled = config.get_bool("linear_tiled_value_heads", False)
+        is_apart = not config.get_bool("linear_grouped_rows", True) and ".in_proj_ba" in name
+        if (is_tiled or is_apart) and ".linear_attn." in name:
+            raise UserError(
+                f"{self.adapter.directory}: the adapter changes {name}, whose heads a GGUF file "
+                "has in another order than the checkpoint that the adapter was trained on; use "
+                f"that checkpoint{self._trained_on()}"
+            )
 
     def _linear(self, linear: LowRank, place: str) -> LowRank:
         """The product with its tensors fitted to the matrix `place`."""

@@ -197,23 +197,25 @@ def find_drafter(config: EngineConfig, target: DecoderSpec, reader: ConfigReader
         return mtp(Checkpoint(directory), target, reader)
     assert path is not None
     kind = eagle if method == "eagle" else medusa
-    return kind(Path(path), target, partial(_matrix, config, reader, method == "medusa"))
+    has_head = method == "medusa" and not target.tie_word_embeddings
+    return kind(Path(path), target, partial(_matrix, config, reader, has_head))
 
 
 def _matrix(config: EngineConfig, reader: ConfigReader, is_head: bool) -> StoredArray:
-    """The model's embedding as it is stored, or its matrix for logits, where it has one."""
+    """The model's embedding as it is stored; is_head: its matrix for logits."""
     is_program = config.model.mode == "static"
     directory = Path(config.model.model_name_or_path)
     there = (shared_checkpoint(config) if is_program else Checkpoint(directory)).tensors
     names = weight_names(reader).found_in(there)
-    head = f"{names.head}.weight"
-    name = head if is_head and head in there else names.embedding
-    if there[name].dtype not in FLOAT_DTYPES:
+    name = f"{names.head}.weight" if is_head else names.embedding
+    found = there.get(name)
+    if found is None or found.dtype not in FLOAT_DTYPES:
+        stored = "is not there" if found is None else f"is {found.dtype}"
         raise UserError(
             f"the drafter has no matrix for logits, and {name} of the model, whose rows it would "
-            f"have, is in codes ({there[name].dtype}); use a model in floats"
+            f"have, {stored} or in codes; use a model in floats, or a drafter with a matrix"
         )
-    return there[name]
+    return found
 
 
 def _opened(config: EngineConfig, found: Found, platform: Platform) -> DrafterWeights:

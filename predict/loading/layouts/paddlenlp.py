@@ -109,7 +109,7 @@ class PaddleNlp(Stored):
             )
 
     def _scales(self, path: Path, ending: str) -> dict[str, Any]:
-        if (paths := paths_of_ranks(path)) and not path.exists():
+        if not path.exists() and (paths := paths_of_ranks(path)):
             return self._joined([read_scales(each, ending) for each in paths], paths, ending)
         return {} if self.fake and not path.exists() else read_scales(path, ending)
 
