@@ -14,13 +14,7 @@ import os
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 

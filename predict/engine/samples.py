@@ -292,6 +292,7 @@ class FailedPrompt(Samples):
         self.guide = None
         self.streamed = True
         self.prompt_index = prompt_index
+        self.text_seconds = 0.0
         self._request_id = request_id
         self._error = error
         self._is_sent = False
