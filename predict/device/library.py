@@ -11,9 +11,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib
 import json
+import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -206,12 +209,18 @@ def is_outdated(metadata: Metadata) -> bool:
 def import_paddle() -> Any:
     """Returns the `paddle` module, imported without its warning that ccache is not installed.
 
-    The first import keeps this process's signal handlers: Paddle would take SIGTERM.
+    The first import keeps this process's signal handlers, since Paddle would take SIGTERM, and what
+    its root logger has, to which Paddle would add a handler that prints all programs' messages.
     """
-    with signals.kept(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="No ccache found")
-        import paddle
-    return paddle
+    if "paddle" not in sys.modules:
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        with signals.kept(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="No ccache found")
+            importlib.import_module("paddle")
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    return importlib.import_module("paddle")
 
 
 @contextmanager
