@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,16 +43,33 @@ def test_the_same_tokens_before_and_after(
 
 
 def test_memory_goes_back_to_the_driver(gpu: devices.Device) -> None:
-    """95 % of the weights and of the cache, at level 1 already."""
+    """95 % of the weights and of the cache, at level 1 already; in a process of its own.
+
+    Where other engines ran before, what they still hold keeps segments that a model shares.
+    """
+    process = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import freed_shares; print(freed_shares())"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    shares = json.loads(process.stdout.splitlines()[-1])
+    assert len(shares) == 2 and min(shares) >= 0.95, shares
+
+
+def freed_shares() -> list[float]:
+    """Of the weights and the cache, what the two levels give back, by this process's own count."""
     llm = LLM(answer_config(num_cache_blocks=4096))
+    gpu = devices.choose("gpu")
     tokens(llm)
     cache = sum(each.size * each.element_size() for c in llm.parts.caches for each in c)
+    num_bytes, shares = llm.parts.resting.num_bytes + cache, []
     for level in (1, 2):
-        before = devices.memory_info(gpu).free
+        before = devices.memory_info(gpu).held
         llm.sleep(level)
-        freed = devices.memory_info(gpu).free - before
-        assert freed >= 0.95 * (llm.parts.resting.num_bytes + cache)
+        shares.append((before - devices.memory_info(gpu).held) / num_bytes)
         llm.wake_up()
+    return shares
 
 
 def test_updates_run_with_the_weights_of_the_folder(gpu: devices.Device, tmp_path: Path) -> None:
