@@ -324,8 +324,9 @@ class Builder:
                 self.adapters = self._adapter_store(plan, base_of(plan, names, self.reader, None))
             directory = Path(config.model.model_name_or_path) / rank_folder(self.rank)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
-            taps = manifest.taps or ()
-            networks.append(partial(static_forward, program, pages=self.pages, taps=taps))
+            seen = self.sight.of_program(self.spec, manifest, self.platform)
+            more = {"pages": self.pages, "taps": manifest.taps or (), "pictures": seen}
+            networks.append(partial(static_forward, program, **more))
         elif self.takes_adapters:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)

@@ -64,7 +64,8 @@ class Eyes:
     first_place: int
     limits: PassLimits
     num_levels: int = 1  # rows of the table that a row of pictures has: what is added behind layers
-    always: bool = False  # steps without pictures are given the fields of pictures, too
+    # Steps without pictures are given the fields of pictures, too: a program takes all of its own.
+    always: bool = False
     _pass: Pass | None = None
 
     def look(self, others_decode: bool) -> None:
@@ -177,10 +178,11 @@ class Eyes:
         if not self.always:
             return inputs
         count = len(inputs.positions)
-        rows, places = np.full(count, -1, np.int32), np.zeros((count, 3), np.int32)
-        return inputs._replace(
-            image_rows=rows, image_places=places if self.first_place >= 0 else None
-        )
+        if self.first_place >= 0:
+            inputs = inputs._replace(image_places=np.zeros((count, 3), np.int32))
+        if self.rows.whole:  # nothing has a prefix mask
+            inputs = inputs._replace(prefix_lens=np.zeros(len(inputs.context_lens), np.int32))
+        return inputs._replace(image_rows=np.full(count, -1, np.int32))
 
     def _read(self, spans: Sequence[ScheduledSpan]) -> Iterator[Picture]:
         """The pictures that spans read, that are not encoded."""
