@@ -244,6 +244,7 @@ class Builder:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
         has_draft = self.draft is not None or self.drafter is not None
         started = start(self.given, ranks, shelf, self.spec.vocab_size, has_draft)
+        self.sight.over(self.spec, started.ranks)
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(

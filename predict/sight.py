@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +13,9 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
-from predict.device import library
-from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
-from predict.engine.pictures import Encode, Eyes, PassLimits
+from predict.engine.pictures import Eyes, PassLimits
+from predict.engine.runner.towers import passes_of, writing
 from predict.errors import UserError, quoted, unknown_key
 from predict.images.decoding import Decode, Workers
 from predict.images.fetching import is_address
@@ -34,10 +31,12 @@ from predict.loading.program import values_dtype
 from predict.loading.tower_program import load_tower
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
-from predict.nn.rope import rope_table
+from predict.nn.rope import num_tables, rope_table
 from predict.nn.spec import DecoderSpec
 from predict.nn.tower import Encoder, tables_of, with_images, with_room
-from predict.nn.vision import MAX_SPANS, TowerInputs, VisionSpec
+from predict.nn.vision import MAX_SPANS, VisionSpec
+from predict.ranks.front import Ranks
+from predict.ranks.pictures import RankPictures, encode_over
 from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
 
@@ -66,12 +65,10 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
         return replace(spec, vision=None)
     if is_blind:
         return spec if is_static else replace(spec, vision=None)
-    degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
-    token = spec.vision.placeholder.token
+    method, token = config.speculation.speculate_method, spec.vision.placeholder.token
     refused = {
         f"--device {config.model.device}": on_gpu and spec.vision.sees_itself,
         f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
-        f"--tensor_parallel_degree {degree}": degree > 1,
         f"--speculate_method {method}": method not in (None, *LOOKED_UP),
     }
     for what, is_given in refused.items():
@@ -80,8 +77,8 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
             return replace(spec, vision=None)
         if is_given:
             raise UserError(
-                f"{spec.model_type} reads pictures, which do not go with {what} yet (on a CPU in "
-                f"one process they run); leave that out, or give {WITHOUT}: text alone runs then"
+                f"{spec.model_type} reads pictures, which do not go with {what} yet; leave "
+                f"that out, or give {WITHOUT}: text alone runs then"
             )
     return spec
 
@@ -197,6 +194,7 @@ class Sight:
         self.reader = reader_of(config, spec)
         self.eyes: Eyes | None = None
         self.tower: Encoder | None = None
+        self.of_rank: RankPictures | None = None  # what encodes in one of several processes
         self._opened: TowerWeights | None = None
         if self.spec is not None:
             self.num_places = max(config.max_length, config.token_budget)
@@ -265,13 +263,30 @@ class Sight:
         spec, model = self.spec, self.config.model
         assert spec is not None
         assert self.rows is not None
-        self.tower, encode = tower, _never
-        if tower is not None:
+        self.tower, encode, levels = tower, _never, len(spec.mergers)
+        if tower is not None and self.reader is not None:
             dtype = values_dtype(platform.backend, model.dtype)
             rows = table.view([-1, spec.out_size])
-            encode = encoder_of(tower, rows, dtype, platform, model.batch_invariant)
-        levels = len(spec.mergers)
+            passes = passes_of(tower, dtype, platform, model.batch_invariant)
+            encode = writing(passes, rows, platform, levels)
+            more = platform.backend, rows, levels, self.reader.pixels
+            self.of_rank = RankPictures(passes, *more)
         self.eyes = Eyes(self.rows, encode, first, self._limits(spec), levels, always)
+
+    def over(self, text: DecoderSpec, ranks: Ranks) -> None:
+        """Has rows made by ranks, in their tables."""
+        spec, is_static = self.spec, self.config.model.mode == "static"
+        if spec is None or self.rows is None:
+            return
+        first, length = -1, self.config.max_length
+        if spec.axes:
+            if is_static:
+                length = load_manifest(self.config.model.model_name_or_path).max_length
+            first = length * num_tables(text.ropes[0], length)
+        levels = len(spec.mergers)
+        self.eyes = Eyes(
+            *(self.rows, encode_over(ranks), first, self._limits(spec), levels, is_static)
+        )
 
     def _limits(self, spec: VisionSpec) -> PassLimits:
         budget = self.config.images.encoder_budget or self.config.token_budget
@@ -354,69 +369,3 @@ def _never(
 ) -> Iterator[None]:
     """See Encode: of a model whose prompts have no pictures."""
     raise RuntimeError(f"{len(pictures)} pictures were not refused")
-
-
-def encoder_of(
-    tower: Encoder, table: Any, dtype: str, platform: Platform, batch_invariant: bool = False
-) -> Encode:
-    """What makes rows of pictures in a table.
-
-    table: [rows * levels, H]: what a row and its taps have is one behind the other.
-    batch_invariant: on a GPU, the same bits alone and packed.
-    """
-    is_fixed = batch_invariant and platform.gpu is not None
-    alone = library.require().batch_invariant if is_fixed else nullcontext
-    ops, place, levels = platform.backend, platform.place, len(tower.spec.mergers)
-
-    def write(
-        pictures: Sequence[Picture],
-        rows: Sequence[npt.NDArray[np.int32]],
-        max_layers: int | None = None,
-    ) -> Iterator[None]:
-        import paddle
-
-        made = list[Any]()
-
-        def first(given: TowerInputs, width: int) -> Any:
-            return _cut(pictures, given.order, (ops, place), width, dtype)
-
-        grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
-        steps = tower.encoding(ops, first, grids, dtype, made, place, max_layers)
-        while True:
-            with paddle.no_grad(), alone():  # which end where others run in between
-                if next(steps, steps) is steps:
-                    break
-            yield
-        with paddle.no_grad():
-            for level, part in enumerate(made):
-                numbers = np.concatenate(rows) * levels + level
-                ops.put_rows(table, tensor_at(numbers.astype(np.int32), place), part)
-
-    return write
-
-
-def _cut(
-    pictures: Sequence[Picture],
-    order: npt.NDArray[np.int64],
-    device: tuple[ModuleType, Any],
-    width: int,
-    dtype: str,
-) -> Any:
-    """Patches [P, width] of pictures, cells in `order`: bytes cross to the device alone."""
-    (ops, place), pixels = device, pictures[0].pixels
-    origins, strides, first = list[Any](), list[Any](), 0
-    for each in pictures:
-        own, size = pixels.origins(each.grid), each.values.size // each.num_tiles
-        for _ in range(each.num_tiles):
-            origins.append(own + first)
-            strides.append(np.full(len(own), each.grid[1] * pixels.patch_size))
-            first += size
-
-    def ordered(parts: Sequence[npt.NDArray[np.int64]]) -> Any:
-        cells = np.concatenate(parts).reshape(len(order), -1)
-        return tensor_at(cells[order].reshape(-1).astype(np.int32), place)
-
-    values = np.concatenate([each.values.reshape(-1) for each in pictures])
-    sizes = pixels.patch_size, width
-    given = tensor_at(values, place), ordered(origins), ordered(strides)
-    return ops.cut_patches(*given, sizes, pixels.scaling, dtype)

@@ -386,7 +386,6 @@ def small(compiled: library.Library) -> LLM:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree 2 yet"),
         ({"speculate_method": "mtp"}, "speculate_method mtp yet"),
         ({"mm_processor_kwargs": {"max_pixel": 5}}, "did you mean max_pixels"),
         ({"limit_mm_per_prompt": {"video": 1}}, "limit_mm_per_prompt: video 1"),

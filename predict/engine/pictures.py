@@ -89,14 +89,14 @@ class Eyes:
 
     def _layers_of(self, held: Sequence[HeldRows]) -> int:
         """Layers that a pass may run in one step."""
-        patches = sum(_num_patches(each.picture) for each in held)
+        patches = sum(num_patches(each.picture) for each in held)
         return max(self.limits.budget * self.limits.num_layers // patches, 1)
 
     def _packed(self, missing: Sequence[HeldRows]) -> list[HeldRows]:
         """The first of the pictures that go into one pass."""
         held, patches, spans = list[HeldRows](), 0, 0
         for each in missing:
-            patches += _num_patches(each.picture)
+            patches += num_patches(each.picture)
             spans += each.picture.num_tiles * self.limits.num_spans(each.picture.cells)
             if held and (patches > self.limits.patches or spans > self.limits.spans):
                 break
@@ -194,5 +194,6 @@ class Eyes:
                         yield each.picture
 
 
-def _num_patches(picture: Picture) -> int:
+def num_patches(picture: Picture) -> int:
+    """Patches of all of a picture's tiles."""
     return picture.num_tiles * picture.grid[0] * picture.grid[1]

@@ -159,6 +159,11 @@ OF_PICTURES = {
         for name in ("full", "full_int_array", "full_like", "reshape", "cast", "mean")
     },
 }
+# And where ranks sum rows of embeddings ahead of those.
+OF_PICTURES_OVER_RANKS = {
+    f"1.{name}": PLAIN[f"1.{name}"]
+    for name in ("clip", "where", "greater_equal", "unsqueeze", "add")
+}
 # What ranks' programs call besides the library's other operators: sums, rows of tokens, logits.
 OF_RANKS = _table(
     3,
@@ -212,7 +217,8 @@ def read_program(
             f"at most; {EXPORT}"
         )
     allowed = COMMON | (COMPILED if compiled else PLAIN) | (OF_RANKS if of_rank else {})
-    allowed |= OF_PICTURES if pictures and compiled else {}
+    if pictures and compiled:
+        allowed |= OF_PICTURES | (OF_PICTURES_OVER_RANKS if of_rank else {})
     return _Reader(path, allowed).read(read_json(path))
 
 

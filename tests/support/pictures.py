@@ -196,17 +196,19 @@ def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
 
 
 def check_towers_and_logits_of(llm: LLM, case: str) -> None:
-    """Asserts that rows of the golden's pictures, and logits of its prompts, are transformers'.
-
-    Of a model of float32 on a CPU; the prompts in one step.
-    """
+    """The same of rows of the golden's pictures, too, of a model of float32 in this process."""
     golden, sight = np.load(GOLDEN_IMAGES / case / "golden.npz"), llm.parts.sight
     assert sight.reader is not None
     for number, size in enumerate(SIZES):
         rows = encoded(llm, picture_of(drawn(number, size), sight.reader.pixels))
         wanted = golden[f"tower_{number}"]
         _close(rows if wanted.ndim > 1 else sampled(rows, NUM_SAMPLED), wanted)
-    spans, start = [], 0
+    check_logits_of(llm, case)
+
+
+def check_logits_of(llm: LLM, case: str) -> None:
+    """Asserts that logits of a golden's prompts, in one step, are transformers'."""
+    sight, spans, start = llm.parts.sight, [], 0
     assert sight.rows is not None
     assert sight.eyes is not None
     for number, prompt in enumerate(asked_of(case)):
@@ -217,7 +219,8 @@ def check_towers_and_logits_of(llm: LLM, case: str) -> None:
         spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))
         start += 16
     inputs = sight.eyes.seen(span_inputs(spans, 16), spans)
-    _close(step_logits(llm, inputs), golden["last_logits"])
+    wanted = np.load(GOLDEN_IMAGES / case / "golden.npz")["last_logits"]
+    _close(step_logits(llm, inputs), wanted)
     for span in spans:
         sight.rows.release(span.request)
 
