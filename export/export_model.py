@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -208,7 +208,7 @@ def _check_replaced(folder: Path) -> None:
             f"--overwrite replaces earlier exports, and {folder} holds none (no {FILE_NAME}); "
             "choose another --output_path, or empty it yourself"
         )
-    known = (*COPIED, "*.pdiparams", "shared.safetensors", POOLING)
+    known = (*COPIED, "*.pdiparams", "shared.safetensors", "*_tower.safetensors", POOLING)
     for path in sorted(folder.rglob("*")):
         is_ranks = path.is_dir() and path.parent == folder and RANK_FOLDER.fullmatch(path.name)
         if is_ranks and not path.is_symlink():
@@ -234,20 +234,23 @@ def _export(
     from predict.loading.drafters.shared import open_shared, write_shared
     from predict.loading.layouts import with_stored_cache
     from predict.loading.manifest import rank_folder
-    from predict.loading.model import load_decoder, read_spec
+    from predict.loading.model import find_weights, load_decoder, read_spec
     from predict.loading.platform import platform_of
     from predict.loading.pooling import read_pooling, save_pooling
     from predict.loading.states import check_states
+    from predict.loading.tower_program import save_tower, stem_of
+    from predict.loading.vision import open_tower
     from predict.nn.adapter_pages import page_tensors
     from predict.nn.cuts import local_spec
     from predict.nn.decoder import FINAL
+    from predict.sight import with_eyes
     from predict.system.progress import Progress
 
     source = Path(config.model.model_name_or_path)
     platform = platform_of(config.model.device, config.model.inference_model)
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
-    spec = dataclasses.replace(spec, vision=None)  # text alone
+    spec = with_eyes(config, spec, platform.gpu is not None)
     check_states(config, spec, platform.compiled is not None, exports=True)
     spec = spec.with_forms(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
@@ -271,6 +274,8 @@ def _export(
                 *(config, specs[rank], reader, platform), lambda layer: progress.on_finished()
             )
 
+    vision, stem = spec.vision, stem_of(config.model.model_prefix)
+    tower = vision and open_tower(find_weights(config, spec, reader, platform), vision)
     decoder, own = load(0)
     try:
         final = partial(_unbroken, signals, "the static model is just being put in its place")
@@ -283,14 +288,22 @@ def _export(
                 part.mkdir(exist_ok=True)
                 pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
                 _save(config, signals, backend, decoder, own, part, pages, taps)
+            if tower is not None:
+                _stage("tracing the tower")
+                with _unbroken(signals, "the export ends once the tower is written"):
+                    save_tower(backend, tower.read(), config.model.dtype, folder, stem)
             _stage("writing the other files")
-            _copy_files(source, folder, f"{config.model.model_prefix}.json", kv_format, scales)
+            programs = {f"{config.model.model_prefix}.json", f"{stem}.json"}
+            _copy_files(source, folder, programs, kv_format, scales)
             _name_family(reader, folder)
             if pooling is not None:
                 save_pooling(pooling, folder)
             described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
             manifest = dataclasses.replace(
-                *(_manifest(*described),), task="embed" if embeds else None, ranks=_ranks(own)
+                *(_manifest(*described),),
+                task="embed" if embeds else None,
+                ranks=_ranks(own),
+                tower=stem if tower else None,
             )
             _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
             manifest.save(folder)
@@ -327,11 +340,14 @@ def _check_whole(
 ) -> None:
     """Raises UserError where a program is not whole: Paddle does not notice that a disk is full."""
     from predict.loading.exported import check_program, part_of
+    from predict.loading.tower_program import check_tower
 
     try:
         for rank in range(manifest.num_ranks) if manifest.ranks else (None,):
             own = spec if rank is None else part_of(manifest, spec, rank)
             check_program(manifest, own, folder, prefix, rank)
+        if spec.vision is not None:
+            check_tower(manifest, spec.vision, folder, prefix)
     except UserError as error:
         raise UserError(
             f"the static model was not written whole to {output_path}: make room there, or "
@@ -373,17 +389,17 @@ def _stage(what: str) -> None:
 def _copy_files(
     source: Path,
     folder: Path,
-    program: str,
+    programs: Collection[str],
     kv_format: KvFormat,
     scales: Mapping[int, HeadScales] | None,
 ) -> None:
-    """Copies what else a run reads. program: the name of a file that is the export's own."""
+    """Copies what else a run reads. programs: names of files that are the export's own."""
     from predict.loading.cache_scales import SCALES_FILE, save_head_scales
     from predict.loading.companions import write_described
 
     for pattern in COPIED:
         for path in sorted(source.glob(pattern)):
-            own = path.name == program or any(path.match(other) for other in NOT_COPIED)
+            own = path.name in programs or any(path.match(other) for other in NOT_COPIED)
             if path.is_file() and not own:
                 shutil.copyfile(path, folder / path.name)
     write_described(source, folder)

@@ -244,6 +244,7 @@ class Builder:
             self.adapters = shelf.store(self.config, self.spec, self.reader, self.platform)
         has_draft = self.draft is not None or self.drafter is not None
         started = start(self.given, ranks, shelf, self.spec.vocab_size, has_draft)
+        self.sight.over(self.spec, started.ranks)
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(
@@ -324,8 +325,9 @@ class Builder:
                 self.adapters = self._adapter_store(plan, base_of(plan, names, self.reader, None))
             directory = Path(config.model.model_name_or_path) / rank_folder(self.rank)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
-            taps = manifest.taps or ()
-            networks.append(partial(static_forward, program, pages=self.pages, taps=taps))
+            seen = self.sight.of_program(self.spec, manifest, self.platform)
+            more = {"pages": self.pages, "taps": manifest.taps or (), "pictures": seen}
+            networks.append(partial(static_forward, program, **more))
         elif self.takes_adapters:
             plan, names = opened[0].plan, opened[0].names
             base = base_of(plan, names, self.reader, opened[0].takes_turns)

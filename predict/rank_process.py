@@ -59,6 +59,8 @@ def main(words: Sequence[str]) -> None:
         running = builder.running()
         runners = [each for each in (running.runner, running.draft_runner) if each is not None]
         answers = RankAddons(builder.spec, builder.adapters, running.write_prefix).answers
+        if (pictures := builder.sight.of_rank) is not None:
+            answers[Down.PICTURES] = pictures.answer_of(number, size)
         if os.environ.get("REGATTA_CHECK_RANKS") == "1":
             if on_gpu:
                 raise UserError("REGATTA_CHECK_RANKS=1 compares ranks on the CPU alone; unset it")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,48 +13,62 @@ import numpy.typing as npt
 from predict.config.engine import EngineConfig
 from predict.config.images import ImagesConfig
 from predict.config.model import DTYPE_BYTES
-from predict.device import library
-from predict.device.place import tensor_at
 from predict.engine.picture_rows import PictureRows
-from predict.engine.pictures import Encode, Eyes, PassLimits
+from predict.engine.pictures import Eyes, PassLimits
+from predict.engine.runner.towers import passes_of, writing
 from predict.errors import UserError, quoted, unknown_key
 from predict.images.decoding import Decode, Workers
 from predict.images.fetching import is_address
 from predict.images.limits import MAX_TOGETHER
 from predict.images.pixels import Pixels
 from predict.images.placed import Picture, Pictures, picture_of, pictures_in, with_pictures
-from predict.images.written import Encoder, with_ids, written
+from predict.images.written import Encoder as TextEncoder
+from predict.images.written import with_ids, written
+from predict.loading.manifest import Manifest, load_manifest
 from predict.loading.model import Weights
 from predict.loading.platform import Platform
+from predict.loading.program import values_dtype
+from predict.loading.tower_program import load_tower
 from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
+from predict.nn.rope import num_tables, rope_table
 from predict.nn.spec import DecoderSpec
-from predict.nn.tower import Tower, encoding, with_images
-from predict.nn.vision import MAX_SPANS, TowerInputs, VisionSpec
+from predict.nn.tower import Encoder, tables_of, with_images, with_room
+from predict.nn.vision import MAX_SPANS, VisionSpec
+from predict.ranks.front import Ranks
+from predict.ranks.pictures import RankPictures, encode_over
 from predict.system.notes import LOG
 from predict.text.conversation import PicturePart
+
+if TYPE_CHECKING:
+    from paddle import Tensor
 
 WITHOUT = "--limit_mm_per_prompt '{\"image\": 0}'"
 LOOKED_UP = ("inference_with_reference", "lookahead")  # methods of drafts that run no network
 PASS_PATCHES = 1 << 16  # of a tower at most: 2 to 4 GiB in 16 bits
+BUCKET = 64  # tokens of the smallest graphs, and more
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
 def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
-    """The network, without its tower where no pictures are wanted.
+    """The network, without its tower where no pictures are wanted, or an export has none.
 
-    Raises UserError for what pictures do not go with yet; where the flags say nothing of pictures,
-    some kinds run with text alone.
+    A program with a tower takes the fields of pictures, wanted or not. Raises UserError for what
+    pictures do not go with yet; where the flags say nothing of pictures, some kinds run with text
+    alone.
     """
-    if spec.vision is None or config.images.max_images == 0:
+    if spec.vision is None:
+        return spec
+    is_static, is_blind = config.model.mode == "static", config.images.max_images == 0
+    if is_static and not has_tower(config.model.model_name_or_path):
+        check_blind(config, spec)
         return replace(spec, vision=None)
-    degree, method = config.ranks.tensor_parallel_degree, config.speculation.speculate_method
-    token = spec.vision.placeholder.token
+    if is_blind:
+        return spec if is_static else replace(spec, vision=None)
+    method, token = config.speculation.speculate_method, spec.vision.placeholder.token
     refused = {
         f"--device {config.model.device}": on_gpu and spec.vision.sees_itself,
         f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
-        "--mode static": config.model.mode == "static",
-        f"--tensor_parallel_degree {degree}": degree > 1,
         f"--speculate_method {method}": method not in (None, *LOOKED_UP),
     }
     for what, is_given in refused.items():
@@ -64,10 +77,27 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
             return replace(spec, vision=None)
         if is_given:
             raise UserError(
-                f"{spec.model_type} reads pictures, which do not go with {what} yet (on a CPU in "
-                f"one process they run); leave that out, or give {WITHOUT}: text alone runs then"
+                f"{spec.model_type} reads pictures, which do not go with {what} yet; leave "
+                f"that out, or give {WITHOUT}: text alone runs then"
             )
     return spec
+
+
+def has_tower(folder: str) -> bool:
+    """Whether an export has a tower's program. Raises UserError where it is no export."""
+    return load_manifest(folder).tower is not None
+
+
+def check_blind(config: EngineConfig, spec: DecoderSpec) -> None:
+    """Says that an export reads text alone. Raises UserError where pictures are asked for."""
+    folder, asked = config.model.model_name_or_path, config.images.limit_mm_per_prompt
+    if asked and config.images.max_images:
+        raise UserError(
+            f"the export in {folder} has no tower, and --limit_mm_per_prompt asks for pictures; "
+            f"export {spec.model_type} again with export/export_model.py, or give {WITHOUT}"
+        )
+    if not asked:
+        LOG.info(f"{spec.model_type} runs with text alone: the export in {folder} has no tower")
 
 
 @dataclass(frozen=True)
@@ -84,7 +114,7 @@ class PictureReader:
         self,
         token_ids: Sequence[int],
         parts: Sequence[PicturePart],
-        tokenizer: Encoder | None = None,
+        tokenizer: TextEncoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """A prompt with all placeholders of its pictures, and these. Raises UserError.
 
@@ -146,6 +176,8 @@ def reader_of(config: EngineConfig, spec: DecoderSpec) -> PictureReader | None:
     images, vision = config.images, spec.vision
     if vision is None or not images.max_images:
         return None
+    if config.model.mode == "static" and not has_tower(config.model.model_name_or_path):
+        return None
     options, directory = dict(images.mm_processor_kwargs), config.model.model_name_or_path
     pixels = pixels_of(vision, directory, options)
     workers = Workers(images.max_image_pixels, images.max_image_seconds)
@@ -161,11 +193,14 @@ class Sight:
         self.rows: PictureRows | None = None
         self.reader = reader_of(config, spec)
         self.eyes: Eyes | None = None
-        self.tower: Tower | None = None
+        self.tower: Encoder | None = None
+        self.of_rank: RankPictures | None = None  # what encodes in one of several processes
         self._opened: TowerWeights | None = None
         if self.spec is not None:
             self.num_places = max(config.max_length, config.token_budget)
-            self.rows = PictureRows(TABLES * self.num_places, self.spec.sees_itself)
+            # A program takes a table where none of its rows are read, too.
+            count = TABLES * self.num_places if self.reader is not None else 1
+            self.rows = PictureRows(count, self.spec.sees_itself)
 
     def open(self, text: Weights) -> int:
         """Checks the tower's tensors; the bytes that tower and table take."""
@@ -177,24 +212,81 @@ class Sight:
 
     def joined(self, decoder: Decoder) -> Decoder:
         """The decoder that reads rows of pictures; reads the tower's weights."""
-        import paddle
-
-        if self._opened is None or self.rows is None:
+        if self._opened is None:
             return decoder
         spec, platform = self._opened.spec, self._opened.text.platform
-        self.tower = tower = self._opened.read()
-        # Plain operators compute in float32.
-        dtype = self.config.model.dtype if platform.compiled is not None else "float32"
-        table = paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
+        table = self._table(spec, platform)
         made = with_images(decoder, spec, table, self.num_places)
-        levels = len(spec.mergers)
-        encode_to = encoder_of(
-            *(tower, table.view([-1, spec.out_size]), dtype, platform),
-            batch_invariant=self.config.model.batch_invariant,
-        )
         first = -1 if made.axes is None else made.axes.first
-        self.eyes = Eyes(self.rows, encode_to, first, self._limits(spec), levels)
+        self._see(self._opened.read(), table, platform, first)
         return made
+
+    def of_program(self, text: DecoderSpec, manifest: Manifest, platform: Platform) -> list[Tensor]:
+        """What the text's program takes of pictures; loads the tower's, if any are wanted."""
+        import paddle
+
+        spec, first = text.vision, -1
+        if spec is None:
+            return []
+        table = self._table(spec, platform)
+        tensors = tables_of(spec, table)
+        if spec.axes:
+            (dim, *_), (given, *_) = text.rotary_dims, text.ropes
+            made = rope_table(given, dim, manifest.max_length, text.max_position)
+            # Steps without pictures write rows, too, and graphs have room for twice their tokens.
+            room = self.num_places if platform.gpu is None else 2 * self.num_places + BUCKET
+            tensors.append(with_room(paddle.to_tensor(made, place=platform.place), room))
+            first = len(made)
+        tower = None
+        if self.reader is not None and manifest.tower is not None:
+            folder = Path(self.config.model.model_name_or_path)
+            tower = load_tower(folder, manifest.tower, spec, platform.device)
+        self._see(tower, table, platform, first, always=True)
+        return tensors
+
+    def _table(self, spec: VisionSpec, platform: Platform) -> Tensor:
+        import paddle
+
+        assert self.rows is not None
+        dtype = values_dtype(platform.backend, self.config.model.dtype)
+        return paddle.zeros([self.rows.num_rows, spec.row_size], dtype)
+
+    def _see(
+        self,
+        tower: Encoder | None,
+        table: Tensor,
+        platform: Platform,
+        first: int,
+        always: bool = False,
+    ) -> None:
+        """Has rows of the table made by a tower; None: nobody asks for any. More: see Eyes."""
+        spec, model = self.spec, self.config.model
+        assert spec is not None
+        assert self.rows is not None
+        self.tower, encode, levels = tower, _never, len(spec.mergers)
+        if tower is not None and self.reader is not None:
+            dtype = values_dtype(platform.backend, model.dtype)
+            rows = table.view([-1, spec.out_size])
+            passes = passes_of(tower, dtype, platform, model.batch_invariant)
+            encode = writing(passes, rows, platform, levels)
+            more = platform.backend, rows, levels, self.reader.pixels
+            self.of_rank = RankPictures(passes, *more)
+        self.eyes = Eyes(self.rows, encode, first, self._limits(spec), levels, always)
+
+    def over(self, text: DecoderSpec, ranks: Ranks) -> None:
+        """Has rows made by ranks, in their tables."""
+        spec, is_static = self.spec, self.config.model.mode == "static"
+        if spec is None or self.rows is None:
+            return
+        first, length = -1, self.config.max_length
+        if spec.axes:
+            if is_static:
+                length = load_manifest(self.config.model.model_name_or_path).max_length
+            first = length * num_tables(text.ropes[0], length)
+        levels = len(spec.mergers)
+        self.eyes = Eyes(
+            *(self.rows, encode_over(ranks), first, self._limits(spec), levels, is_static)
+        )
 
     def _limits(self, spec: VisionSpec) -> PassLimits:
         budget = self.config.images.encoder_budget or self.config.token_budget
@@ -209,7 +301,7 @@ class Sight:
     def pass_bytes(self) -> int:
         """Memory that a pass takes beside weights and table, roughly."""
         spec = self.spec
-        if spec is None:
+        if spec is None or self.reader is None:
             return 0
         inner = max(block.costs.inner_size for block in spec.blocks())
         values = 12 * spec.hidden_size + 3 * inner + spec.patch_values
@@ -219,7 +311,7 @@ class Sight:
         self,
         token_ids: Sequence[int],
         parts: Sequence[PicturePart],
-        tokenizer: Encoder | None = None,
+        tokenizer: TextEncoder | None = None,
     ) -> tuple[list[int], Pictures | None]:
         """See PictureReader. Raises UserError for pictures where the model has no tower."""
         if self.reader is not None:
@@ -270,67 +362,10 @@ def prompt_parts(prompt: Mapping[str, Any]) -> tuple[Any, list[PicturePart] | Pi
     return own, data if isinstance(data, Pictures) else picture_parts(data)
 
 
-def encoder_of(
-    tower: Tower, table: Any, dtype: str, platform: Platform, batch_invariant: bool = False
-) -> Encode:
-    """What makes rows of pictures in a table.
-
-    table: [rows * levels, H]: what a row and its taps have is one behind the other.
-    batch_invariant: on a GPU, the same bits alone and packed.
-    """
-    is_fixed = batch_invariant and platform.gpu is not None
-    alone = library.require().batch_invariant if is_fixed else nullcontext
-    ops, place, levels = platform.backend, platform.place, len(tower.mergers)
-
-    def write(
-        pictures: Sequence[Picture],
-        rows: Sequence[npt.NDArray[np.int32]],
-        max_layers: int | None = None,
-    ) -> Iterator[None]:
-        import paddle
-
-        made = list[Any]()
-
-        def first(given: TowerInputs, width: int) -> Any:
-            return _cut(pictures, given.order, (ops, place), width, dtype)
-
-        grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
-        steps = encoding(ops, tower, first, grids, dtype, made, place, max_layers)
-        while True:
-            with paddle.no_grad(), alone():  # which end where others run in between
-                if next(steps, steps) is steps:
-                    break
-            yield
-        with paddle.no_grad():
-            for level, part in enumerate(made):
-                numbers = np.concatenate(rows) * levels + level
-                ops.put_rows(table, tensor_at(numbers.astype(np.int32), place), part)
-
-    return write
-
-
-def _cut(
+def _never(
     pictures: Sequence[Picture],
-    order: npt.NDArray[np.int64],
-    device: tuple[ModuleType, Any],
-    width: int,
-    dtype: str,
-) -> Any:
-    """Patches [P, width] of pictures, cells in `order`: bytes cross to the device alone."""
-    (ops, place), pixels = device, pictures[0].pixels
-    origins, strides, first = list[Any](), list[Any](), 0
-    for each in pictures:
-        own, size = pixels.origins(each.grid), each.values.size // each.num_tiles
-        for _ in range(each.num_tiles):
-            origins.append(own + first)
-            strides.append(np.full(len(own), each.grid[1] * pixels.patch_size))
-            first += size
-
-    def ordered(parts: Sequence[npt.NDArray[np.int64]]) -> Any:
-        cells = np.concatenate(parts).reshape(len(order), -1)
-        return tensor_at(cells[order].reshape(-1).astype(np.int32), place)
-
-    values = np.concatenate([each.values.reshape(-1) for each in pictures])
-    sizes = pixels.patch_size, width
-    given = tensor_at(values, place), ordered(origins), ordered(strides)
-    return ops.cut_patches(*given, sizes, pixels.scaling, dtype)
+    rows: Sequence[npt.NDArray[np.int32]],
+    max_layers: int | None = None,
+) -> Iterator[None]:
+    """See Encode: of a model whose prompts have no pictures."""
+    raise RuntimeError(f"{len(pictures)} pictures were not refused")

@@ -67,4 +67,5 @@ class StepRunners:
             adapter_pages=0 if self.pool is None else self.pool.max_pages,
             # A program takes all of its inputs, and a draft model's steps have no adapters.
             always_adapted=config.model.batch_invariant or config.model.mode == "static",
+            takes_all=config.model.mode == "static" and target is None,
         )

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pytest
 from predict import LLM, SamplingParams
 from predict.config.engine import EngineConfig
 from predict.device import library
-from predict.engine.batch import span_inputs
 from predict.engine.request_state import Request
 from predict.engine.resources import CacheBlocks
-from predict.engine.scheduled import ScheduledSpan, SchedulerConfig
+from predict.engine.scheduled import SchedulerConfig
 from predict.errors import UserError
 from predict.images import opening, placed
 from predict.images.placed import Picture, picture_of, with_pictures
@@ -27,20 +25,20 @@ from predict.loading import safetensors_writer
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.nn.tower import encode
-from predict.sight import picture_parts, prompt_parts, reader_of, with_eyes
+from predict.sight import prompt_parts, reader_of, with_eyes
 from predict.text.conversation import PicturePart, picture_part
-from tests.support.golden import step_logits
 from tests.support.pictures import (
     GOLDEN_IMAGES,
-    NUM_SAMPLED,
     SIZES,
+    asked_of,
+    check_greedy_of,
+    check_towers_and_logits_of,
     drawn,
     image_golden,
     image_model,
     needs_pillow_of_goldens,
     pictures_of,
     png_url,
-    sampled,
 )
 from tests.support.tolerances import BLOCK_ROUNDINGS, assert_close
 
@@ -49,7 +47,6 @@ CASES = [
     *("internvl", "llava"),
 ]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
-TOLERANCE = 1e-4  # of the largest value
 WAYS: dict[str, dict[str, Any]] = {
     "reference": {"inference_model": False},
     "fused": {"inference_model": True, "attention": "append"},
@@ -63,25 +60,6 @@ def load(source: str | Path = "qwen2_5_vl", **settings: Any) -> LLM:
     return LLM(str(folder), **{"batch_size": 3, "max_length": 256, "block_size": 16, **settings})
 
 
-def asked(case: str = "qwen2_5_vl") -> list[dict[str, Any]]:
-    """The prompts of a golden, as generate takes them."""
-    return [
-        {"prompt": each["prompt"], "multi_modal_data": {"image": pictures_of(each)}}
-        for each in image_golden(case)["prompts"]
-    ]
-
-
-def check_greedy(llm: LLM, case: str = "qwen2_5_vl") -> None:
-    outputs = llm.generate(asked(case), GREEDY)
-    wanted = [each["greedy"] for each in image_golden(case)["prompts"]]
-    assert [list(output.token_ids) for output in outputs] == wanted
-    llm.engine.scheduler.check()
-
-
-def close(got: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> None:
-    np.testing.assert_allclose(got, wanted, atol=TOLERANCE * np.abs(wanted).max(), rtol=0)
-
-
 @needs_pillow_of_goldens
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
@@ -89,37 +67,8 @@ def test_towers_logits_and_text_equal_transformers(
     case: str, way: str, compiled: library.Library
 ) -> None:
     llm = load(image_model(case), num_cache_blocks=64, **WAYS[way])
-    golden = np.load(GOLDEN_IMAGES / case / "golden.npz")
-    sight = llm.parts.sight
-    assert sight.tower is not None
-    assert sight.reader is not None
-    run = partial(encode, llm.platform.backend, sight.tower)
-    for number, size in enumerate(SIZES):
-        picture = picture_of(drawn(number, size), sight.reader.pixels)
-        grids = [picture.grid] * picture.num_tiles
-        rows = run(picture.patches, grids, "float32").numpy()
-        wanted = golden[f"tower_{number}"]
-        close(rows if wanted.ndim > 1 else sampled(rows, NUM_SAMPLED), wanted)
-    check_logits(llm, case, golden["last_logits"])
-    check_greedy(llm, case)
-
-
-def check_logits(llm: LLM, case: str, wanted: np.ndarray[Any, Any]) -> None:
-    """Of all prompts in one step."""
-    sight, spans, start = llm.parts.sight, [], 0
-    assert sight.rows is not None
-    assert sight.eyes is not None
-    for number, prompt in enumerate(asked(case)):
-        parts = picture_parts(prompt["multi_modal_data"])
-        ids, pictures = sight.read(prompt["prompt"], parts, llm.tokenizer)
-        request = Request(number, ids, SamplingParams(), pictures=pictures)
-        sight.rows.hold(request, 0)
-        spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))
-        start += 16
-    inputs = sight.eyes.seen(span_inputs(spans, 16), spans)
-    close(step_logits(llm, inputs), wanted)
-    for span in spans:
-        sight.rows.release(span.request)
+    check_towers_and_logits_of(llm, case)
+    check_greedy_of(llm, case)
 
 
 def test_pictures_are_the_same_alone_and_packed(compiled: library.Library) -> None:
@@ -151,17 +100,17 @@ def test_pictures_are_the_same_alone_and_packed(compiled: library.Library) -> No
 def test_batches_change_nothing(settings: dict[str, Any], compiled: library.Library) -> None:
     llm = load(**{"attention": "append", **settings})
     for _ in range(2):
-        check_greedy(llm)
+        check_greedy_of(llm)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_preempted_requests_see_the_same(prefix_caching: bool, compiled: library.Library) -> None:
     """Positions are the request's, and rows that were given back are made again."""
     long = replace(GREEDY, max_new_tokens=70)
-    wanted = [each.token_ids for each in load(max_length=320).generate(asked(), long)]
+    wanted = [each.token_ids for each in load(max_length=320).generate(asked_of(), long)]
     settings: dict[str, Any] = {"prefix_caching": prefix_caching, "attention": "append"}
     llm = load(batch_size=4, num_cache_blocks=24, max_length=320, **settings)
-    got = [each.token_ids for each in llm.generate(asked(), long)]
+    got = [each.token_ids for each in llm.generate(asked_of(), long)]
     assert llm.stats().num_preemptions > 0
     assert got == wanted
     llm.engine.scheduler.check()
@@ -221,7 +170,7 @@ def published(folder: Path) -> Path:
 
 
 def test_published_layouts_are_read(compiled: library.Library, tmp_path: Path) -> None:
-    check_greedy(load(published(tmp_path / "published"), attention="append"))
+    check_greedy_of(load(published(tmp_path / "published"), attention="append"))
 
 
 def test_experts_of_published_files_are_stored_otherwise(
@@ -242,7 +191,7 @@ def test_experts_of_published_files_are_stored_otherwise(
         values = each.read()
         tensors[name] = ("BF16", values.transpose(0, 2, 1) if "experts" in name else values)
     safetensors_writer.write(tmp_path / "published" / "model.safetensors", tensors)
-    check_greedy(load(tmp_path / "published", attention="append"), "qwen3_vl_moe")
+    check_greedy_of(load(tmp_path / "published", attention="append"), "qwen3_vl_moe")
 
 
 @pytest.mark.parametrize("case", ["qwen3_vl", "mistral3", "internvl"])
@@ -250,7 +199,7 @@ def test_rows_follow_chunks(case: str, compiled: library.Library) -> None:
     """DeepStack's are those of a chunk's own tokens; tokens behind rows have none; tiles go on."""
     llm = load(image_model(case), max_num_batched_tokens=7, attention="append")
     for _ in range(2):
-        check_greedy(llm, case)
+        check_greedy_of(llm, case)
 
 
 @pytest.mark.parametrize("case", ["gemma3", "llava"])
@@ -278,7 +227,7 @@ def test_towers_have_other_names_in_older_files(
             old = next((each for each in names if plain.startswith(each)), "")
             tensors[names.get(old, "") + plain[len(old) :]] = ("BF16", each.read())
         safetensors_writer.write(folder / "model.safetensors", tensors)
-        check_greedy(load(folder, attention="append"), case)
+        check_greedy_of(load(folder, attention="append"), case)
 
 
 @pytest.mark.parametrize("budget", [11, 13, 40])
@@ -289,7 +238,7 @@ def test_pictures_whose_tokens_see_each_other_are_not_cut(
     settings: dict[str, Any] = {"block_size": 16, "batch_size": 3, "attention": "append"}
     llm = load(image_model("gemma3"), max_num_batched_tokens=budget, **settings)
     for _ in range(2):
-        check_greedy(llm, "gemma3")
+        check_greedy_of(llm, "gemma3")
     golden, params = image_golden("gemma3")["prompts"][2], replace(GREEDY, max_new_tokens=1)
     ids, pictures = llm.parts.sight.read(golden["prompt"], parts_of(golden))
     assert pictures is not None
@@ -306,9 +255,11 @@ def parts_of(golden: dict[str, Any]) -> list[PicturePart]:
 def test_what_takes_no_step_with_a_whole_picture_is_refused(compiled: library.Library) -> None:
     llm = load(image_model("gemma3"), max_num_batched_tokens=10, batch_size=3)
     with pytest.raises(UserError, match=r"a picture of 9 tokens .* \(allowed: 8\)"):
-        llm.generate(asked("gemma3")[1], GREEDY)
+        llm.generate(asked_of("gemma3")[1], GREEDY)
     with pytest.raises(UserError, match="prompts with pictures have no logprobs"):
-        load(image_model("gemma3")).generate(asked("gemma3")[1], replace(GREEDY, prompt_logprobs=1))
+        load(image_model("gemma3")).generate(
+            asked_of("gemma3")[1], replace(GREEDY, prompt_logprobs=1)
+        )
 
 
 def test_text_alone_runs_where_some_kinds_read_no_pictures(
@@ -334,7 +285,7 @@ def test_texts_have_pictures_by_their_marks(compiled: library.Library) -> None:
 
 def test_samples_beams_and_adapters_of_numbers_have_pictures(compiled: library.Library) -> None:
     llm = load(attention="append")
-    prompt: Any = asked()[3]
+    prompt: Any = asked_of()[3]
     greedy = image_golden("qwen2_5_vl")["prompts"][3]["greedy"]
     beams = llm.generate(prompt, SamplingParams(num_beams=3, n=3, max_new_tokens=4))[0]
     assert len({each.token_ids for each in beams.outputs}) == 3
@@ -352,7 +303,7 @@ def test_drafts_that_are_looked_up_are_no_placeholders(
 ) -> None:
     """The last tokens of the prompt stand ahead of its picture, too."""
     llm = load(attention="append", speculate_method=method)
-    check_greedy(llm)
+    check_greedy_of(llm)
     proposer, found, verified = llm.engine.speculation.proposer, list[int](), list[int]()
     assert proposer is not None
     propose, schedule = proposer.propose, llm.engine.scheduler.schedule
@@ -402,7 +353,7 @@ def test_text_alone_loads_no_tower(compiled: library.Library) -> None:
     first = image_golden("qwen2_5_vl")["prompts"][0]
     assert list(llm.generate([first["prompt"]], GREEDY)[0].token_ids) == first["greedy"]
     with pytest.raises(UserError, match=r"reads text alone .* leave out limit_mm_per_prompt"):
-        llm.generate(asked()[1], GREEDY)
+        llm.generate(asked_of()[1], GREEDY)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +372,7 @@ def test_wrong_prompts_are_refused_ahead_of_all(
     prompt: Any, images: Sequence[Any], words: str, small: LLM
 ) -> None:
     given = [drawn(0, SIZES[0]) if each == 0 else each for each in images]
-    ask: Any = [asked()[1], {"prompt": prompt, "multi_modal_data": {"image": given}}]
+    ask: Any = [asked_of()[1], {"prompt": prompt, "multi_modal_data": {"image": given}}]
     with pytest.raises(UserError, match=words):
         small.generate(ask, GREEDY)
     assert not small.engine.scheduler.has_unfinished()
@@ -435,7 +386,6 @@ def small(compiled: library.Library) -> LLM:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"tensor_parallel_degree": 2}, "tensor_parallel_degree 2 yet"),
         ({"speculate_method": "mtp"}, "speculate_method mtp yet"),
         ({"mm_processor_kwargs": {"max_pixel": 5}}, "did you mean max_pixels"),
         ({"limit_mm_per_prompt": {"video": 1}}, "limit_mm_per_prompt: video 1"),
@@ -566,7 +516,7 @@ def test_prompts_cut_anywhere_have_the_same_bits(compiled: library.Library) -> N
     found = []
     for budget in (3, 5, 16, 31, 47, 256):
         one: dict[str, Any] = {"batch_size": 1, "batch_invariant": True, "prefix_caching": False}
-        output = load(max_num_batched_tokens=budget, **one).generate(asked()[1], params)[0]
+        output = load(max_num_batched_tokens=budget, **one).generate(asked_of()[1], params)[0]
         found.append((output.token_ids, output.outputs[0].logprobs))
     assert all(each == found[0] for each in found)
 
@@ -588,5 +538,5 @@ def test_towers_stay_in_the_models_dtype_under_other_schemes(
     num_blocks = sum(map(len, sight.tower.layers)) + 1  # the merger is one
     got = rows.astype("float32").numpy()
     assert_close(got, golden["tower_0"], dtype, roundings=BLOCK_ROUNDINGS * num_blocks)
-    output = llm.generate(asked()[3], GREEDY)[0]
+    output = llm.generate(asked_of()[3], GREEDY)[0]
     assert len(output.token_ids) == 12, output.outputs[0].error

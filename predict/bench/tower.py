@@ -35,6 +35,7 @@ from predict.cli.command import command
 from predict.cli.flags import FLAGS as PREDICTOR_FLAGS
 from predict.cli.flags import Flag, FlagValues, parse_flags
 from predict.config.engine import EngineConfig
+from predict.engine.runner.towers import encoder_of
 from predict.errors import UserError
 from predict.images.placed import Picture, resized_picture
 from predict.loading.model import open_weights, read_spec
@@ -43,7 +44,6 @@ from predict.loading.vision import open_tower, pixels_of
 from predict.nn.blocks import HeadSlot, LinearSlot
 from predict.nn.tower import Tower
 from predict.nn.vision import VisionSpec, windows_of
-from predict.sight import encoder_of
 from predict.system.console import show
 from predict.system.signals import Signals
 

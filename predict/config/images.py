@@ -73,6 +73,10 @@ class ImagesConfig(Checked):
         "CPU seconds that a picture's file may take to decode and resize, in a process of its own; "
         "one that takes longer is refused.",
         allowed=Range(0.1, 600, whole=False))
+    mm_encoder_tp_mode: str = option("data",
+        "How several processes share a model's tower. data: each has all of it, and pictures are "
+        "dealt out to them.",
+        allowed=("data",))
     encoder_budget: int | None = option(None,
         "Patches that go through a tower in a step, beside the token budget, while requests "
         "decode; a pass over more goes on in the next steps. None: as many as the token budget.",

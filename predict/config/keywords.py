@@ -68,6 +68,7 @@ class Settings(TypedDict, total=False):
     mm_processor_kwargs: Mapping[str, Any]
     max_image_pixels: int
     max_image_seconds: float
+    mm_encoder_tp_mode: str
     encoder_budget: int | None
     allowed_media_domains: tuple[str, ...] | list[str]
     allowed_local_media_path: str | os.PathLike[str] | None

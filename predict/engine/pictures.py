@@ -64,7 +64,8 @@ class Eyes:
     first_place: int
     limits: PassLimits
     num_levels: int = 1  # rows of the table that a row of pictures has: what is added behind layers
-    always: bool = False  # steps without pictures are given the fields of pictures, too
+    # Steps without pictures are given the fields of pictures, too: a program takes all of its own.
+    always: bool = False
     _pass: Pass | None = None
 
     def look(self, others_decode: bool) -> None:
@@ -88,14 +89,14 @@ class Eyes:
 
     def _layers_of(self, held: Sequence[HeldRows]) -> int:
         """Layers that a pass may run in one step."""
-        patches = sum(_num_patches(each.picture) for each in held)
+        patches = sum(num_patches(each.picture) for each in held)
         return max(self.limits.budget * self.limits.num_layers // patches, 1)
 
     def _packed(self, missing: Sequence[HeldRows]) -> list[HeldRows]:
         """The first of the pictures that go into one pass."""
         held, patches, spans = list[HeldRows](), 0, 0
         for each in missing:
-            patches += _num_patches(each.picture)
+            patches += num_patches(each.picture)
             spans += each.picture.num_tiles * self.limits.num_spans(each.picture.cells)
             if held and (patches > self.limits.patches or spans > self.limits.spans):
                 break
@@ -177,10 +178,11 @@ class Eyes:
         if not self.always:
             return inputs
         count = len(inputs.positions)
-        rows, places = np.full(count, -1, np.int32), np.zeros((count, 3), np.int32)
-        return inputs._replace(
-            image_rows=rows, image_places=places if self.first_place >= 0 else None
-        )
+        if self.first_place >= 0:
+            inputs = inputs._replace(image_places=np.zeros((count, 3), np.int32))
+        if self.rows.whole:  # nothing has a prefix mask
+            inputs = inputs._replace(prefix_lens=np.zeros(len(inputs.context_lens), np.int32))
+        return inputs._replace(image_rows=np.full(count, -1, np.int32))
 
     def _read(self, spans: Sequence[ScheduledSpan]) -> Iterator[Picture]:
         """The pictures that spans read, that are not encoded."""
@@ -192,5 +194,6 @@ class Eyes:
                         yield each.picture
 
 
-def _num_patches(picture: Picture) -> int:
+def num_patches(picture: Picture) -> int:
+    """Patches of all of a picture's tiles."""
     return picture.num_tiles * picture.grid[0] * picture.grid[1]

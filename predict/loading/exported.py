@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from predict.config.engine import EngineConfig
-from predict.config.schemes import unfolded
-from predict.errors import UserError, quoted
+from predict.errors import UserError
 from predict.loading.manifest import (
     EXPORT,
     Manifest,
@@ -19,17 +18,16 @@ from predict.loading.manifest import (
     rank_folder,
 )
 from predict.loading.parameter_file import check_parameters
-from predict.loading.program import PROGRAM_ENDINGS, held_tensors
+from predict.loading.program import PROGRAM_ENDINGS, held_tensors, picture_tensors
+from predict.loading.program_blocks import called_blocks
 from predict.loading.program_check import ProgramFile, TensorType, read_program
+from predict.loading.tower_program import check_tower
 from predict.nn.adapter_pages import page_tensors
-from predict.nn.blocks import Block
 from predict.nn.cuts import local_spec
 from predict.nn.decoder import FINAL
-from predict.nn.kinds import known_kinds
 from predict.nn.places import fields_of
 from predict.nn.rope import num_tables
 from predict.nn.spec import DecoderSpec
-from predict.ops.records import read_records, settings_of
 
 
 def check_export(
@@ -53,6 +51,8 @@ def check_export(
     check_spec(manifest, directory, spec if spec.share is None else spec.share.whole)
     if manifest.ranks is None or rank is not None:
         check_program(manifest, spec, directory, config.model.model_prefix, rank)
+    if spec.vision is not None:
+        check_tower(manifest, spec.vision, directory, config.model.model_prefix)
     check_files(manifest, directory, rank)
     return manifest
 
@@ -98,7 +98,8 @@ def check_program(
     if missing:
         raise UserError(f"the exported program lacks {' and '.join(missing)}; {EXPORT}")
     is_compiled = manifest.library_abi is not None
-    read = read_program(program, is_compiled, manifest.ranks is not None)
+    of_ranks, pictures = manifest.ranks is not None, spec.vision is not None
+    read = read_program(program, is_compiled, of_ranks, pictures)
     problems = [*_misfits(manifest, spec, read)]
     if problems:
         raise UserError(
@@ -154,7 +155,9 @@ def _expected_inputs(manifest: Manifest, spec: DecoderSpec) -> tuple[dict[str, T
     is_packed = manifest.device == "cpu" and manifest.library_abi is not None
     pages = {} if manifest.adapters is None else page_tensors(spec, -1, is_packed)
     held = held_tensors(spec, manifest.kv_format, manifest.block_size, manifest.dtype, pages)
-    inputs = fields | {name: TensorType(*kind) for name, kind in held.items()}
+    dtype = "float32" if manifest.library_abi is None else manifest.dtype
+    seen = picture_tensors(spec, dtype)
+    inputs = fields | {name: TensorType(*kind) for name, kind in (held | seen).items()}
     return inputs, len(held) - len(pages)
 
 
@@ -162,7 +165,9 @@ def _parameter_misfits(
     manifest: Manifest, spec: DecoderSpec, program: ProgramFile
 ) -> Iterator[str]:
     """Of the parameters whose shape does not depend on scheme and device."""
-    for index, given in enumerate(spec.ropes):
+    # The first one is an input where tokens of pictures have rows behind its own.
+    given_rows = spec.vision is not None and bool(spec.vision.axes)
+    for index, given in enumerate(spec.ropes[given_rows:]):
         rope, length = program.parameters.get(f"ropes_{index}"), manifest.max_length
         if rope is None or rope.dtype != "float32" or len(rope.shape) != 2:
             yield f"its rotary table is {rope}, not float32 of two dims"
@@ -180,27 +185,15 @@ def _call_misfits(manifest: Manifest, spec: DecoderSpec, program: ProgramFile) -
     """Of the library's operators: the schemes of weights, and the records of blocks."""
     if manifest.library_abi is None:
         return
-    known = [(block.kind, settings_of(block)) for block in spec.blocks()]
-    kinds, head = known_kinds(), None
-    schemes: set[str] = set()
-    for operator, attributes in program.calls:
-        if operator == "regatta_logits":
-            head = attributes.get("scheme")
-        elif "scheme" in attributes:
-            schemes.add(unfolded(attributes["scheme"]))
-        for kind, settings in read_records(attributes["blocks"]) if "blocks" in attributes else ():
-            own = kinds.get(kind, Block)
-            schemes |= {unfolded(settings.pop(n)) for n in own.linears if n in settings}
-            fields = {n: v for n, v in settings.items() if n not in ("kv_format", "adapters")}
-            alike = [fields for known_kind, fields in known if known_kind == kind]
-            if alike and alike[0].get("form") == "cheaper":  # no flag asks for one
-                fields["form"] = "cheaper"
-            # The weights may have biases that config.json does not tell of.
-            biases = {n: "1" for n in own.biases.values() if fields.get(n) == "1"}
-            if fields not in [{**one, **biases} for one in alike]:
-                yield f"a block of kind {quoted(kind)} is none of config.json's"
-    layers = ",".join(sorted(schemes - {"dense"})) or "dense"
+    found = called_blocks(program.calls, [*spec.blocks()])
+    yield from found.misfits
+    layers = ",".join(sorted(found.schemes - {"dense"})) or "dense"
     if layers != manifest.scheme:
         yield f"its layers are {layers}, and scheme is {manifest.scheme}"
-    if head != manifest.head_scheme:
-        yield f"its LM head is {head}, and head_scheme is {manifest.head_scheme}"
+    if found.head != manifest.head_scheme:
+        yield f"its LM head is {found.head}, and head_scheme is {manifest.head_scheme}"
+    if spec.vision is not None and spec.vision.axes:
+        first = manifest.max_length * num_tables(spec.ropes[0], manifest.max_length)
+        placed = [each for name, each in program.calls if name.startswith("regatta_write_places")]
+        if [(each["first"], [*each["axes"]]) for each in placed] != [(first, [*spec.vision.axes])]:
+            yield f"places of pictures are not behind row {first}, by config.json's axes"

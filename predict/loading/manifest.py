@@ -48,7 +48,7 @@ ROUNDING_FLAGS = {
 }
 _SETTINGS = tuple(each.name for each in dataclasses.fields(QuantSettings))
 # Null then: an export without them says what it said before there were any.
-_MAY_LACK = ("adapters", "taps", "task", "ranks")
+_MAY_LACK = ("adapters", "taps", "task", "ranks", "tower")
 RANK_FOLDER = re.compile(r"rank_(0|[1-9]\d?)")  # of a program for one of several ranks
 
 
@@ -199,6 +199,13 @@ class Manifest:
     ranks: dict[str, Any] | None = _kind(  # noqa: RUF009
         'null, or an object of "size", "unit" and "whole_experts"',
         lambda value: value is None or _are_ranks(value),
+        default=None,
+    )
+    tower: str | None = _kind(  # the stem of the program that makes rows of pictures
+        "null, or a name of 1 to 200 characters",
+        lambda value: (
+            value is None or (isinstance(value, str) and len(value) <= 200 and _is_file_name(value))
+        ),
         default=None,
     )
     files: dict[str, FileDigest] = _kind(  # noqa: RUF009  (all but the manifest, by name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 from predict.device import library
 from predict.device.devices import Device
 from predict.errors import UserError
+from predict.loading.platform import is_compiled
 from predict.nn import decoder as network
 from predict.nn.adapter_pages import low_ranks, with_pages
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.inputs import cache_tensors, input_specs, of_fields
 from predict.nn.places import fields_of
 from predict.nn.spec import DecoderSpec
+from predict.nn.tower import with_tables
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -28,6 +31,10 @@ TRACED_MODULES = (
     "predict.nn.decoder",
     "predict.nn.inputs",
     "predict.nn.cache_formats",
+    "predict.nn.tower",
+    "predict.nn.vision",
+    "predict.loading.program",
+    "predict.loading.tower_program",
     "predict.ops.compiled",
     "predict.ops.composed",
     "predict.ops.plain",
@@ -68,6 +75,30 @@ def held_of_layers(spec: DecoderSpec, kv_format: str) -> list[int]:
     return [len(states) or row.num_tensors(rows) for rows, states in kept]
 
 
+def picture_tensors(spec: DecoderSpec, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtypes and shapes of what a program takes of pictures, behind all else.
+
+    The `tables_of` rows (predict.nn.tower), then the first rotary table, where tokens of pictures
+    have places in several dimensions. dtype: of the operators' values.
+    """
+    vision = spec.vision
+    if vision is None:
+        return {}
+    table = (dtype, (-1, vision.out_size))
+    made = {f"picture_rows_{level}": table for level in range(len(vision.mergers))}
+    return made | ({"rotary_rows": ("float32", (-1, spec.rotary_dims[0]))} if vision.axes else {})
+
+
+def input_specs_of(held: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[Any]:
+    """InputSpecs of tensors by name; sizes below 0 vary."""
+    from paddle.static import InputSpec
+
+    return [
+        InputSpec([None if size < 0 else size for size in shape], kind, name)
+        for name, (kind, shape) in held.items()
+    ]
+
+
 def save_program(
     backend: ModuleType,
     decoder: Decoder,
@@ -84,53 +115,77 @@ def save_program(
 
     The program's inputs are `fields_of` the network, then the cache tensors of each layer i
     (key_cache_i, value_cache_i, ...: predict.nn.cache_formats) or its states (conv_state_i, ...:
-    predict.nn.kinds), updated in place, then `pages`;
+    predict.nn.kinds), updated in place, then `pages`, then `picture_tensors`;
     output 0 is the logits, those behind it the hidden states of `taps` (predict.nn.decoder). pages:
     `page_tensors` of a network that takes adapters.
     """
-    from paddle.static import InputSpec
-
-    import paddle
-
     fields = fields_of(spec, pages is not None)
     counts = held_of_layers(spec, kv_format)
-    held_specs = [
-        InputSpec([None if size < 0 else size for size in shape], kind, name)
-        for name, (kind, shape) in held_tensors(spec, kv_format, block_size, dtype, pages).items()
-    ]
+    held_specs = input_specs_of(held_tensors(spec, kv_format, block_size, dtype, pages))
+    pictures = picture_tensors(spec, values_dtype(backend, dtype))
+    num_before, vision = len(held_specs), spec.vision
+    rope = None
+    if "rotary_rows" in pictures:  # an input, with rows of the step behind its own
+        rope, decoder = decoder.ropes[0], replace(decoder, ropes=decoder.ropes[1:])
+
+    def forward(traced: Decoder, inputs: list[Tensor], held: list[Tensor]) -> tuple[Any, ...]:
+        """held: the caches' tensors, then those of pages and of pictures."""
+        held, seen = held[:num_before], held[num_before:]
+        if rope is not None:
+            traced = replace(traced, ropes=(seen[-1], *traced.ropes))
+        if vision is not None:
+            tables = seen[: len(vision.mergers)]
+            given_rope = (None, 0) if rope is None else (seen[-1], rope.shape[0])
+            traced = with_tables(traced, vision, tables, *given_rope)
+        if pages is not None:
+            traced = with_pages(traced, low_ranks(spec, held[sum(counts) :]))
+        by_layer = cache_tensors(held, counts)
+        given = of_fields(fields, inputs)
+        found, written = network.forward(backend, traced, given, by_layer, taps=taps)
+        return found.logits, [*found.hidden.values()], written
+
+    inputs = [input_specs(fields), [*held_specs, *input_specs_of(pictures)]]
+    trace(decoder, forward, inputs, directory / prefix)
+
+
+def values_dtype(backend: ModuleType, dtype: str) -> str:
+    """Of a backend's values: plain operators compute in float32."""
+    return dtype if is_compiled(backend) else "float32"
+
+
+def trace(tree: Any, forward: Callable[..., Any], inputs: list[list[Any]], path: Path) -> None:
+    """Traces `forward` over a tree of weights and writes `path`.json and `path`.pdiparams.
+
+    forward(tree, *inputs): with each tensor of the tree a parameter. inputs: lists of InputSpecs.
+    """
+    import paddle
 
     class Program(paddle.nn.Layer):
         """Holds every tensor of the tree as a buffer, so that tracing sees it as a parameter."""
 
         def __init__(self) -> None:
             super().__init__()
-            map_tensors(decoder, self._keep)
+            map_tensors(tree, self._keep)
 
         def _keep(self, path: str, tensor: Tensor) -> None:
             # Paddle counts the names of tensors up: those of the tree are the same in each run.
             tensor.name = path
             self.register_buffer(path, tensor)
 
-        def forward(self, inputs: list[Tensor], held: list[Tensor]) -> tuple[Any, ...]:
-            """held: the caches' tensors, then those of pages."""
-            traced = map_tensors(decoder, lambda path, tensor: getattr(self, path))
-            if pages is not None:
-                traced = with_pages(traced, low_ranks(spec, held[sum(counts) :]))
-            by_layer = cache_tensors(held, counts)
-            given = of_fields(fields, inputs)
-            found, written = network.forward(backend, traced, given, by_layer, taps=taps)
-            return found.logits, [*found.hidden.values()], written
+        def forward(self, inputs: list[Tensor], held: list[Tensor]) -> Any:
+            """Inputs, and what is held across calls."""
+            traced = map_tensors(tree, lambda path, tensor: getattr(self, path))
+            return forward(traced, inputs, held)
 
     # Nothing below branches on a tensor's value: Paddle's rewriting of Python source is not needed.
     paddle.jit.ignore_module([importlib.import_module(name) for name in TRACED_MODULES])
     program = Program()
     program.eval()
-    input_spec = [input_specs(fields), held_specs]
-    traced = paddle.jit.to_static(program, input_spec=input_spec, full_graph=True)
+    traced = paddle.jit.to_static(program, input_spec=inputs, full_graph=True)
     with warnings.catch_warnings():
         # reshape looks whether a tensor is on an XPU, which a traced one does not know.
         warnings.filterwarnings("ignore", message="Tensor do not have 'place' interface")
-        paddle.jit.save(traced, str(directory / prefix))
+        paddle.jit.save(traced, str(path))
 
 
 def load_program(directory: Path, prefix: str, device: Device) -> Any:

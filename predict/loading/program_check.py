@@ -151,6 +151,19 @@ PLAIN = _table(
         "TLT>T accumulate": "index_put_",
     },
 )
+# What programs of models with eyes call besides: of towers, and of text with their rows.
+OF_PICTURES = {
+    **_table(3, {"TT>T axes:array first:i64": "regatta_write_places_"}),
+    **{
+        f"1.{name}": PLAIN[f"1.{name}"]
+        for name in ("full", "full_int_array", "full_like", "reshape", "cast", "mean")
+    },
+}
+# And where ranks sum rows of embeddings ahead of those.
+OF_PICTURES_OVER_RANKS = {
+    f"1.{name}": PLAIN[f"1.{name}"]
+    for name in ("clip", "where", "greater_equal", "unsqueeze", "add")
+}
 # What ranks' programs call besides the library's other operators: sums, rows of tokens, logits.
 OF_RANKS = _table(
     3,
@@ -187,12 +200,14 @@ class ProgramFile:
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
-def read_program(path: Path, compiled: bool, of_rank: bool = False) -> ProgramFile:
+def read_program(
+    path: Path, compiled: bool, of_rank: bool = False, pictures: bool = False
+) -> ProgramFile:
     """The program in `path`, whose operators are all of those that exports call.
 
     compiled: whether it is to call the library's operators (else Paddle's own). of_rank: whether it
-    is one of several, which exchange sums. Raises UserError
-    that names the first operator, attribute or value that is something else.
+    is one of several, which exchange sums. pictures: of a model with eyes. Raises UserError that
+    names the first operator, attribute or value that is something else.
     """
     if not path.is_file():
         raise UserError(f"{path} is not a file; {EXPORT}")
@@ -202,6 +217,8 @@ def read_program(path: Path, compiled: bool, of_rank: bool = False) -> ProgramFi
             f"at most; {EXPORT}"
         )
     allowed = COMMON | (COMPILED if compiled else PLAIN) | (OF_RANKS if of_rank else {})
+    if pictures and compiled:
+        allowed |= OF_PICTURES | (OF_PICTURES_OVER_RANKS if of_rank else {})
     return _Reader(path, allowed).read(read_json(path))
 
 
@@ -286,7 +303,7 @@ class _Reader:
             if attributes["col"][1] != len(self._read.outputs):
                 raise self._wrong(f"is not output {len(self._read.outputs)}")
             self._read.outputs.append(made[0])
-        elif name in COMPILED:
+        elif name.startswith("3."):
             values = {name: value for name, (_, value) in attributes.items()}
             self._read.calls.append((name[2:], values))
 

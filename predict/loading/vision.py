@@ -36,6 +36,11 @@ from predict.schemes import Quantized, scheme_of
 WIDTH = 32  # features between products are a multiple of it in memory
 
 
+def patch_width(spec: VisionSpec) -> int:
+    """Values of a patch in memory, zeros behind them included."""
+    return -(-spec.patch_values // WIDTH) * WIDTH
+
+
 class TowerLayout(Online):
     """A dense checkpoint, whose MLPs' slope is folded into the products around their function.
 
@@ -309,7 +314,7 @@ class TowerWeights:
         shape, name = (width, frames * spec.patch_values), self.base.tower + spec.patch_name
         stored = to_float32(text.source.host_matrix((f"{name}.weight",), shape))
         values = stored.reshape(width, CHANNELS, frames, -1).sum(2).reshape(width, -1)
-        size = -(-spec.patch_values // WIDTH) * WIDTH
+        size = patch_width(spec)
         values = np.pad(values, ((0, 0), (0, size - spec.patch_values)))
         dtype, platform = text.config.model.dtype, text.platform
         tensors = scheme_of("dense").tensors(

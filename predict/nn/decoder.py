@@ -131,11 +131,12 @@ def forward(
     """
     import paddle
 
+    layers, ropes = decoder.layers, decoder.ropes
     if inputs.image_places is not None and decoder.axes is not None:
         of = decoder.axes
-        backend.write_places(decoder.ropes[0], inputs.image_places, of.axes, of.first)
+        rope = backend.write_places(ropes[0], inputs.image_places, of.axes, of.first)
+        ropes = (rope, *ropes[1:])
     hidden = backend.embed(inputs, decoder.embedding, decoder.head.linear)
-    layers, ropes = decoder.layers, decoder.ropes
     if decoder.pictures_see and inputs.prefix_lens is not None:
         layers, bound = tuple(map(_with_prefix_mask, layers)), None
     written: list[Tensor] = []

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from predict.device.place import tensor_at
 from predict.nn.blocks import Linear, NormWeights, normed
-from predict.nn.cache_formats import DENSE
+from predict.nn.cache_formats import DENSE, CacheTensor
 from predict.nn.decoder import Axes, Decoder, Layer
-from predict.nn.inputs import LayerCache, to_tensors
+from predict.nn.inputs import LayerCache, StepInputs, to_tensors
 from predict.nn.vision import (
     BLOCK_SIZE,
     Merger,
@@ -54,14 +54,90 @@ class Tower:
     class_row: Tensor | None = None  # [1, W] the class token with its position
 
     @property
+    def width(self) -> int:
+        """See Encoder."""
+        return self.patches.in_features
+
+    @property
+    def head_dim(self) -> int:
+        """See Encoder."""
+        return head_dim_of(self.spec)
+
+    def encoding(
+        self,
+        ops: ModuleType,
+        first: First,
+        grids: Sequence[tuple[int, int]],
+        dtype: str,
+        rows: list[Tensor],
+        place: Any = None,
+        max_layers: int | None = None,
+    ) -> Iterator[None]:
+        """See Encoder: it stops ahead of the layers, and behind each run of `max_layers`."""
+        given, cache = pass_inputs(self, first, grids, dtype, place)
+        yield from passing(ops, self, given, cache, rows, max_layers)
+
+
+def head_dim_of(spec: VisionSpec) -> int:
+    """Values of a head of a tower's attention."""
+    return int(spec.layers[0][0].head_dim)  # type: ignore[attr-defined]
+
+
+class PassInputs(NamedTuple):
+    """What a pass reads besides weights, on the device. P patches, T tokens, C merged cells."""
+
+    patches: Tensor  # [P, width] in the order of the pass
+    back: Tensor  # [C] int32, of each cell in the order of reading its place in the pass
+    rope: Tensor  # [P, head_dim] float32, a row of the rotary table for each patch
+    whole: StepInputs  # of layers that see whole pictures
+    windows: StepInputs  # of the others
+    learned: Tensor | None = None  # [P, W] what is added to patches
+    tokens: Tensor | None = None  # [T] int32, the patch of each token; -1: a class token
+    own: Tensor | None = None  # [P] int32, the token of each patch
+
+
+# Makes the patches [P, width] of a pass, in its order: zeros behind their values.
+First = Callable[[TowerInputs, int], "Tensor"]
+
+
+class Encoder(Protocol):
+    """A tower that makes rows of pictures: a `Tower`, or an exported one."""
+
+    @property
+    def spec(self) -> VisionSpec:
+        """Its shapes."""
+
+    @property
+    def width(self) -> int:
+        """Values of a patch, zeros behind them included."""
+
+    @property
     def head_dim(self) -> int:
         """Values of a head of its attention."""
-        return int(self.layers[0][0].block.head_dim)  # type: ignore[attr-defined]
+
+    @property
+    def learned(self) -> npt.NDArray[np.float32] | None:
+        """Positions [side, side, W]; see Tower."""
+
+    def encoding(
+        self,
+        ops: ModuleType,
+        first: First,
+        grids: Sequence[tuple[int, int]],
+        dtype: str,
+        rows: list[Tensor],
+        place: Any = None,
+        max_layers: int | None = None,
+    ) -> Iterator[None]:
+        """A pass over pictures of grids of patches, which stops in between.
+
+        At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
+        """
 
 
 def encode(
     ops: ModuleType,
-    tower: Tower,
+    tower: Encoder,
     patches: npt.NDArray[np.float32],
     grids: Sequence[tuple[int, int]],
     dtype: str,
@@ -79,61 +155,76 @@ def encode(
     def first(given: TowerInputs, width: int) -> Tensor:
         return _uploaded(patches, given.order, width, dtype, place)
 
-    for _ in encoding(ops, tower, first, grids, dtype, rows, place):
+    for _ in tower.encoding(ops, first, grids, dtype, rows, place):
         pass
     return rows[0] if len(rows) == 1 else paddle.concat(rows, axis=1)
 
 
-def encoding(
-    ops: ModuleType,
-    tower: Tower,
-    first: Callable[[TowerInputs, int], Tensor],
+def pass_inputs(
+    tower: Encoder,
+    first: First,
     grids: Sequence[tuple[int, int]],
     dtype: str,
-    rows: list[Tensor],
     place: Any = None,
+) -> tuple[PassInputs, LayerCache]:
+    """What a pass over pictures reads, and the keys and values that its layers take turns with."""
+    given = tower_inputs(tower.spec, grids, tower.head_dim)
+    patches = first(given, tower.width)
+    learned = tokens = own = None
+    if tower.learned is not None:
+        values = _positions(tower.spec, tower.learned, grids)
+        learned = _uploaded(values, given.order, tower.spec.hidden_size, dtype, place)
+    if given.patches is not None:
+        tokens = tensor_at(given.patches, place)
+        own = tensor_at(np.flatnonzero(given.patches >= 0).astype(np.int32), place)
+    whole = to_tensors(given.whole, place)
+    return PassInputs(
+        patches,
+        tensor_at(np.argsort(given.order).astype(np.int32), place),
+        tensor_at(given.rope, place),
+        whole,
+        whole if given.windows is None else to_tensors(given.windows, place),
+        *(learned, tokens, own),
+    ), _scratch(tower.spec, given.num_blocks, dtype)
+
+
+def passing(
+    ops: ModuleType,
+    tower: Tower,
+    given: PassInputs,
+    cache: LayerCache,
+    rows: list[Tensor],
     max_layers: int | None = None,
 ) -> Iterator[None]:
-    """A pass as `encode` makes it, which stops ahead of the layers, and behind each run of them.
+    """A pass, which stops ahead of the layers, and behind each run of at most `max_layers`.
 
-    A run has at most `max_layers`.
-
-    first(inputs, width): the patches [P, width] in the order of the pass, zeros behind their
-    values. At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
+    At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
     """
     spec = tower.spec
-    given = tower_inputs(spec, grids, tower.head_dim)
-
-    hidden = ops.linear(first(given, tower.patches.in_features), tower.patches)
-    if tower.learned is not None:
-        learned = _positions(tower, grids)
-        added = _uploaded(learned, given.order, spec.hidden_size, dtype, place)
-        hidden = ops.add(hidden, added)
-    if given.patches is not None:
-        hidden = ops.take_or(hidden, tensor_at(given.patches, place), tower.class_row)
+    hidden = ops.linear(given.patches, tower.patches)
+    if given.learned is not None:
+        hidden = ops.add(hidden, given.learned)
+    if given.tokens is not None:
+        hidden = ops.take_or(hidden, given.tokens, tower.class_row)
     hidden = normed(ops, hidden, tower.first_norm, spec.first_norm)
-    ropes = (tensor_at(given.rope, place),)
-    cache = _scratch(tower, given.num_blocks, dtype, place)
-    whole = to_tensors(given.whole, place)
-    windows = whole if given.windows is None else to_tensors(given.windows, place)
     yield
     made: dict[int, list[Tensor]] = {-1: []}
-    for part, sees_all in _parts(spec, max_layers or len(spec.layers)):
+    for part, sees_all in parts_of(spec, max_layers or len(spec.layers)):
         layers = tower.layers[part.start : part.stop]
-        inputs = whole if sees_all else windows
-        hidden, _ = ops.layers(hidden, layers, [cache] * len(layers), ropes, inputs)
+        inputs = given.whole if sees_all else given.windows
+        ropes = (given.rope,)
+        hidden, written = ops.layers(hidden, layers, [cache] * len(layers), ropes, inputs)
+        cache = tuple(written[-len(cache) :])  # the same memory: a program sees the order by it
         for tap, weights in zip(spec.taps, tower.mergers[1:], strict=True):
             if tap.layer == part.stop - 1:
                 made.setdefault(tap.layer, []).append(_merged(ops, spec, weights, hidden))
         yield
-    if given.patches is not None:
-        own = np.flatnonzero(given.patches >= 0).astype(np.int32)
-        hidden = ops.take(hidden, tensor_at(own, place))
+    if given.own is not None:
+        hidden = ops.take(hidden, given.own)
     hidden = normed(ops, hidden, tower.last_norm, spec.last_norm)
     taps = [made[tap.layer].pop(0) for tap in spec.taps]
-    back = tensor_at(np.argsort(given.order).astype(np.int32), place)
     merged = [_merged(ops, spec, tower.mergers[0], hidden), *taps]
-    rows += [ops.take(each, back) for each in merged]
+    rows += [ops.take(each, given.back) for each in merged]
 
 
 def _uploaded(
@@ -153,7 +244,7 @@ def _uploaded(
     return tensor if place is None else tensor._copy_to(place, True)
 
 
-def _parts(spec: VisionSpec, most: int) -> Iterator[tuple[range, bool]]:
+def parts_of(spec: VisionSpec, most: int) -> Iterator[tuple[range, bool]]:
     """Layers that run together, `most` or up to the next tap, and whether they see all."""
     ends = {tap.layer for tap in spec.taps}
     first, count = 0, len(spec.layers)
@@ -165,10 +256,10 @@ def _parts(spec: VisionSpec, most: int) -> Iterator[tuple[range, bool]]:
             first = index + 1
 
 
-def _positions(tower: Tower, grids: Sequence[tuple[int, int]]) -> npt.NDArray[np.float32]:
-    """[P, W] what is added to patches, in the order of merged cells."""
-    spec, table = tower.spec, tower.learned
-    assert table is not None
+def _positions(
+    spec: VisionSpec, table: npt.NDArray[np.float32], grids: Sequence[tuple[int, int]]
+) -> npt.NDArray[np.float32]:
+    """[P, W] what is added to patches, in the order of merged cells. table: see Tower.learned."""
     assert spec.learned is not None
     return np.concatenate(
         [in_cells(resampled(table, grid, spec.learned.method), spec.merge) for grid in grids]
@@ -181,12 +272,11 @@ def _merged(ops: ModuleType, spec: VisionSpec, weights: MergerWeights, hidden: T
     merger = weights.merger
     if not merger.norms_cells:
         hidden = normed(ops, hidden, weights.norm, merger.norm)
-    num_cells = hidden.shape[0] // spec.merge**2
     if merger.pools:
-        parts = paddle.reshape(hidden, [num_cells, spec.merge**2, spec.hidden_size])
+        parts = paddle.reshape(hidden, [-1, spec.merge**2, spec.hidden_size])
         cells = parts.astype("float32").mean(1).astype(hidden.dtype)
     else:
-        cells = paddle.reshape(hidden, [num_cells, spec.cell_values])
+        cells = paddle.reshape(hidden, [-1, spec.cell_values])
     if merger.norms_cells:
         cells = normed(ops, cells, weights.norm, merger.norm)
     for product, linear in zip(merger.products, weights.products, strict=True):
@@ -196,12 +286,15 @@ def _merged(ops: ModuleType, spec: VisionSpec, weights: MergerWeights, hidden: T
     return cells
 
 
-def _scratch(tower: Tower, num_blocks: int, dtype: str, place: Any) -> LayerCache:
-    """Keys and values of a pass, which layers take turns with."""
+def scratch_of(spec: VisionSpec, num_blocks: int | None, dtype: str) -> tuple[CacheTensor, ...]:
+    """Keys and values of a pass, which layers take turns with. num_blocks None: any number."""
+    return DENSE.tensors(spec.layers[0][0].cache_rows, num_blocks, BLOCK_SIZE, dtype)
+
+
+def _scratch(spec: VisionSpec, num_blocks: int, dtype: str) -> LayerCache:
     import paddle
 
-    kept = tower.spec.layers[0][0].cache_rows
-    made = DENSE.tensors(kept, num_blocks, BLOCK_SIZE, dtype)
+    made = scratch_of(spec, num_blocks, dtype)
     return tuple(paddle.empty(list(each.shape), each.dtype) for each in made)
 
 
@@ -210,22 +303,49 @@ def with_images(decoder: Decoder, spec: VisionSpec, table: Tensor, num_places: i
 
     num_places: tokens of a step, whose rotary rows lie behind those of positions.
     """
-    import paddle
+    tables = tables_of(spec, table)
+    if not spec.axes:
+        return with_tables(decoder, spec, tables)
+    rope = decoder.ropes[0]
+    return with_tables(decoder, spec, tables, with_room(rope, num_places), rope.shape[0])
 
-    # Row r of level n is row r * levels + n of the same memory.
+
+def tables_of(spec: VisionSpec, table: Tensor) -> list[Tensor]:
+    """[rows * levels, H] each: the rows that embeddings take, and those added behind layers.
+
+    Row r of level n is row r * levels + n of the same memory.
+    """
     levels = len(spec.mergers)
     parts = table.view([table.shape[0] * levels, spec.out_size])
-    tables = [parts._slice(level, parts.shape[0]) for level in range(levels)]
+    return [parts._slice(level, parts.shape[0]) for level in range(levels)]
+
+
+def with_room(rope: Tensor, num_places: int) -> Tensor:
+    """A rotary table with rows behind its own, for tokens of pictures in a step."""
+    import paddle
+
+    more = paddle.zeros([num_places, rope.shape[1]], rope.dtype)
+    return paddle.concat([rope, more])
+
+
+def with_tables(
+    decoder: Decoder,
+    spec: VisionSpec,
+    tables: Sequence[Tensor],
+    rope: Tensor | None = None,
+    first: int = 0,
+) -> Decoder:
+    """The text's decoder, which reads `tables_of` pictures.
+
+    rope: the first rotary table, with room; None: pictures have the positions of text. first: the
+    row of it that a step's first token gets.
+    """
     made = replace(
         decoder,
         embedding=replace(decoder.embedding, images=tables[0]),
         added_images=tuple(tables[1:]),
         pictures_see=spec.sees_itself,
     )
-    if not spec.axes:
+    if rope is None:
         return made
-    rope, *others = decoder.ropes
-    more = paddle.zeros([num_places, rope.shape[1]], rope.dtype)
-    return replace(
-        made, ropes=(paddle.concat([rope, more]), *others), axes=Axes(spec.axes, rope.shape[0])
-    )
+    return replace(made, ropes=(rope, *decoder.ropes[1:]), axes=Axes(spec.axes, first))

@@ -739,12 +739,14 @@ def put_rows(table: Tensor, rows: Tensor, x: Tensor) -> None:
 def write_places(table: Tensor, places: Tensor, axes: Sequence[int], first: int) -> Tensor:
     import paddle
 
-    count, axis_of = places.shape[0], paddle.to_tensor([*axes, *axes], place=table.place)
+    axis_of = paddle.to_tensor([*axes, *axes], dtype="int32")
     rows = paddle.gather(table, places[:, 0])
     for axis in sorted({*axes} - {0}):
         own = paddle.gather(table, places[:, axis])
         rows = paddle.where((axis_of == axis).expand_as(rows), own, rows)
-    paddle.assign(rows, table._slice(first, first + count))
+    if not paddle.in_dynamic_mode():  # a program has no part of a tensor that is written to
+        return paddle.concat([table[:first], rows])
+    paddle.assign(rows, table._slice(first, first + places.shape[0]))
     return table
 
 

@@ -38,6 +38,7 @@ class Down(IntEnum):
     PAGES = 4  # an adapter's values; an empty answer
     PREFIX = 5  # a prefix's values, and their slots; an empty answer
     FEED = 6  # taps, rows of states that a drafter's next step reads; an empty answer
+    PICTURES = 8  # a stage of a pass over pictures; whether it was the last one answers
     START = 7  # threads of each rank, which may load; Up.READY answers
 
 

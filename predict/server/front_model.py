@@ -72,7 +72,7 @@ class FrontModel:
         if Tokenizer.exists(model.model_name_or_path):
             tokenizer = Tokenizer.from_dir(model.model_name_or_path, model.chat_template)
         pictures = None
-        if reads_pictures and config.engine.model.mode != "static":
+        if reads_pictures:
             spec, _ = read_spec(model.model_name_or_path, model.model_type)
             pictures = reader_of(config.engine, spec)
         return cls(tokenizer, config, pictures)

@@ -18,6 +18,12 @@ import PIL
 import pytest
 
 from predict import SamplingParams
+from predict.engine.batch import span_inputs
+from predict.engine.request_state import Request
+from predict.engine.scheduled import ScheduledSpan
+from predict.images.placed import picture_of
+from predict.sight import picture_parts
+from tests.support.golden import step_logits
 from tests.support.made_weights import write_checkpoint
 
 if TYPE_CHECKING:
@@ -160,7 +166,7 @@ def pictures_of(prompt: dict[str, Any]) -> list[Image]:
     return [drawn(number, SIZES[number]) for number in prompt["pictures"]]
 
 
-def asked_of(case: str) -> list[dict[str, Any]]:
+def asked_of(case: str = "qwen2_5_vl") -> list[dict[str, Any]]:
     """The prompts of a golden, as generate takes them."""
     return [
         {"prompt": each["prompt"], "multi_modal_data": {"image": pictures_of(each)}}
@@ -168,7 +174,7 @@ def asked_of(case: str) -> list[dict[str, Any]]:
     ]
 
 
-def check_greedy_of(llm: LLM, case: str) -> None:
+def check_greedy_of(llm: LLM, case: str = "qwen2_5_vl") -> None:
     """Asserts that the answers to a golden's prompts are its own, and that nothing is lost."""
     params = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
     outputs = llm.generate(asked_of(case), params)
@@ -187,3 +193,38 @@ def encoded(llm: LLM, picture: Picture) -> NDArray[np.float32]:
     grids = [picture.grid] * picture.num_tiles
     made = encode(*(platform.backend, tower, picture.patches, grids, dtype, platform.place))
     return np.asarray(made.cpu().astype("float32").numpy())
+
+
+def check_towers_and_logits_of(llm: LLM, case: str) -> None:
+    """The same of rows of the golden's pictures, too, of a model of float32 in this process."""
+    golden, sight = np.load(GOLDEN_IMAGES / case / "golden.npz"), llm.parts.sight
+    assert sight.reader is not None
+    for number, size in enumerate(SIZES):
+        rows = encoded(llm, picture_of(drawn(number, size), sight.reader.pixels))
+        wanted = golden[f"tower_{number}"]
+        _close(rows if wanted.ndim > 1 else sampled(rows, NUM_SAMPLED), wanted)
+    check_logits_of(llm, case)
+
+
+def check_logits_of(llm: LLM, case: str) -> None:
+    """Asserts that logits of a golden's prompts, in one step, are transformers'."""
+    sight, spans, start = llm.parts.sight, [], 0
+    assert sight.rows is not None
+    assert sight.eyes is not None
+    for number, prompt in enumerate(asked_of(case)):
+        parts = picture_parts(prompt["multi_modal_data"])
+        ids, pictures = sight.read(prompt["prompt"], parts, llm.tokenizer)
+        request = Request(number, ids, SamplingParams(), pictures=pictures)
+        sight.rows.hold(request, 0)
+        spans.append(ScheduledSpan(request, len(ids), 0, list(range(start, start + 16)), True))
+        start += 16
+    inputs = sight.eyes.seen(span_inputs(spans, 16), spans)
+    wanted = np.load(GOLDEN_IMAGES / case / "golden.npz")["last_logits"]
+    _close(step_logits(llm, inputs), wanted)
+    for span in spans:
+        sight.rows.release(span.request)
+
+
+def _close(got: NDArray[Any], wanted: NDArray[Any]) -> None:
+    tolerance = 1e-4 * np.abs(wanted).max()
+    np.testing.assert_allclose(got, wanted, atol=tolerance, rtol=0)

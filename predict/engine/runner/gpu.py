@@ -80,6 +80,7 @@ class GpuRunner:
         fields: Sequence[Field] = fields_with(),
         adapter_pages: int = 0,
         always_adapted: bool = False,
+        takes_all: bool = False,
         token_ids: npt.NDArray[np.int32] | None = None,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
@@ -87,8 +88,8 @@ class GpuRunner:
         graph_bytes: bound of the memory that graphs keep, logits above all. max_rows: logit rows of
         a step, where drafts make more of them than max_num_seqs. max_drafts: of a draft model for
         one step. shelf: the target's, for a draft model's runner. fields: of the network.
-        adapter_pages: of the largest adapter. always_adapted: see GpuNetwork. token_ids: see
-        GpuChooser.
+        adapter_pages: of the largest adapter. always_adapted, takes_all: see GpuNetwork.
+        token_ids: see GpuChooser.
         """
         import paddle
 
@@ -108,7 +109,8 @@ class GpuRunner:
         layout = FieldLayout(fields)
         followed = (shelf or self.shelf).tokens
         self.network = GpuNetwork(
-            forward, layout, self._last_tokens, followed, block_size, always_adapted
+            *(forward, layout, self._last_tokens, followed, block_size),
+            *(always_adapted, takes_all),
         )
         self.chooser = GpuChooser(
             *(device, layout, self._last_tokens, vocab_size, self._max_rows, max_length),
@@ -219,7 +221,7 @@ class GpuRunner:
             guided=choices.fill_masks is not None,
             adapted=self.network.reads_adapters(inputs),
             chooses=bool(choices.rows),
-            pictured=inputs.image_rows is not None,
+            pictured=inputs.image_rows is not None and bool((inputs.image_rows >= 0).any()),
         )
 
     def _start(

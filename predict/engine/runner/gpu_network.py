@@ -29,10 +29,12 @@ class GpuNetwork:
         followed: Tensor,
         block_size: int,
         always_adapted: bool,
+        takes_all: bool = False,
     ):
         """followed: tokens of the runner whose steps it follows, which may be its own.
 
         always_adapted: steps without adapters run like those with adapters, with the same bits.
+        takes_all: of a program, which takes the fields of pictures in steps without any.
         """
         import paddle
 
@@ -41,7 +43,7 @@ class GpuNetwork:
         self._last_tokens = last_tokens
         self._followed = followed
         self._block_size = block_size
-        self._always_adapted = always_adapted
+        self._always_adapted, self._takes_all = always_adapted, takes_all
         # Operators read them when they are called, so that one tensor serves all steps.
         self._max_lens = paddle.to_tensor(max_lens_of([1], [1]), place=paddle.CPUPlace())
         lens = (ctypes.c_int32 * len(self._max_lens)).from_address(self._max_lens.data_ptr())
@@ -60,7 +62,7 @@ class GpuNetwork:
         inputs = self.layout.inputs(buffer, self._max_lens)
         if not shape.adapted:
             inputs = inputs._replace(adapter_ids=None, adapter_pages=None)
-        if not shape.pictured:
+        if not (shape.pictured or self._takes_all):
             inputs = inputs._replace(image_rows=None, image_places=None)
         if shape.follows:
             choices, _, plan = buffer.tensors[self.layout.num_fields :]

@@ -24,6 +24,7 @@ from predict.nn.inputs import (
 )
 
 if TYPE_CHECKING:
+    from paddle import Tensor
     from predict.engine.runner.host_chooser import HostChooser
 
 
@@ -69,13 +70,16 @@ def static_forward(
     caches: Sequence[LayerCache],
     pages: Sequence[LowRankPages] = (),
     taps: Sequence[str] = (),
+    pictures: Sequence[Tensor] = (),
 ) -> Forward:
     """Runs a program that `predict.loading.program.load_program` loaded.
 
     pages: of adapters, where the program takes some. taps: the hidden states that it gives.
+    pictures: see `picture_tensors` there.
     """
     tensors = [tensor for cache in caches for tensor in cache]
     tensors += [tensor for each in pages for tensor in (each.a, each.b)]
+    tensors += pictures
     given = tuple(taps)
 
     def run(inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
