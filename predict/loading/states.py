@@ -46,8 +46,8 @@ def check_states(
         f"--device {model.device}": kind_of(model.device) not in ("cpu", "gpu"),
         "--mode static": is_static and is_gpu,
         "--mode static --inference_model false": is_static and not is_compiled,
-        f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
-            config.ranks.tensor_parallel_degree > 1
+        f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree} on GPUs": (
+            is_gpu and config.ranks.tensor_parallel_degree > 1
         ),
         f"--batch_invariant with --speculate_method {drafts}": (
             model.batch_invariant and drafts is not None and is_gpu
