@@ -20,7 +20,7 @@ from tests.support import drafters
 from tests.support.draft_heads import recorded
 from tests.support.drafts import draft_always
 from tests.support.hybrid_drafts import final_states, mtp_logits, with_mtp
-from tests.support.hybrids import FOLDER, GOLDEN, GREEDY, PROMPTS, config, greedy
+from tests.support.hybrids import GOLDEN, GREEDY, PROMPTS, config, greedy
 
 CASES = ["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"]
 DRAFTS: dict[str, Any] = {"speculate_method": "mtp", "speculate_max_draft_token_num": 3}

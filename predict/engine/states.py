@@ -36,8 +36,8 @@ class StateSlots:
         self._num_holders = [0] * count  # of each slot: requests, and _kept
         self._free = list(range(count - 1, -1, -1))
         self._kept: OrderedDict[bytes, int] = OrderedDict()  # slots, used longest ago first
-        # By request: states whose tokens, or what digests have behind them, a step that runs has not
-        # told yet, as the slot and the tokens before it; and what was kept of its answer last.
+        # By request: states whose tokens, or what a digest has behind them, a step that runs will
+        # tell, as the slot and the tokens before it; and what was kept of its answer last.
         self._untold: dict[int, tuple[int, int]] = {}
         self._kept_of: dict[int, bytes] = {}
         stats.num_state_slots = count
