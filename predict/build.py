@@ -245,6 +245,7 @@ class Builder:
         has_draft = self.draft is not None or self.drafter is not None
         started = start(self.given, ranks, shelf, self.spec.vocab_size, has_draft)
         self.sight.over(self.spec, started.ranks)
+        self.num_state_slots = started.num_slots
         if self.drafter is not None:
             self.drafter.feed = RanksFeed(started.ranks)
         return Running(
@@ -395,7 +396,7 @@ class Builder:
         if self.platform.gpu is None:
             self._met()
             free = self.platform.free_bytes() - self.sight.pass_bytes
-            self.num_state_slots = num_state_slots(config, self.spec, free)
+            self.num_state_slots = self._met(num_state_slots(config, self.spec, free))
             return self._met(num_cache_blocks(config, self.spec, free, draft, pinned))
         memory = devices.memory_info(self.platform.gpu)
         room = gpu_room(

@@ -72,7 +72,7 @@ def main(words: Sequence[str]) -> None:
         if builder.drafter is not None:
             feed = RankFeed(runners, builder.drafter.feed)
             runners, answers[Down.FEED] = [*feed.runners], feed.answer
-        rank.tell_ready(Ready(running.num_blocks, builder.weight_bytes))
+        rank.tell_ready(Ready(running.num_blocks, builder.num_state_slots, builder.weight_bytes))
     except Exception as error:
         rank.tell_failure(error)
         raise SystemExit(_until_ended()) from None

@@ -4,6 +4,7 @@
 #include "cpu/thread_pool.h"
 #include "regatta/add.h"
 #include "regatta/blocks.h"
+#include "regatta/communicator.h"
 #include "regatta/linear.h"
 #include "regatta/norm.h"
 
@@ -43,6 +44,12 @@ inline Status product_of(const BlockParams& p, const LinearWeights& weights, Sch
   return cpu::linear(params);
 }
 
+// The rows of the last product become the sum of all ranks', where they are a part of it.
+inline Status sum_over_ranks(const BlockParams& p, bool partial, void* made) {
+  Communicator* const ranks = partial ? current_communicator() : nullptr;
+  return ranks ? ranks->sum(made, p.num_tokens * p.hidden_size, p.dtype) : Status();
+}
+
 // hidden_out = hidden + made.
 inline Status sum_with_input(const BlockParams& p, const void* made) {
   return cpu::add(
@@ -52,10 +59,7 @@ inline Status sum_with_input(const BlockParams& p, const void* made) {
 // What such a sequence computes of a record.
 template <class Fields>
 Status check_sequence(const char* kind, const Fields& block) {
-  if (block.norm.is_there && !block.post_norm.is_there && block.residual.is_plain_sum() &&
-      !block.partial) {
-    return {};
-  }
+  if (block.norm.is_there && !block.post_norm.is_there && block.residual.is_plain_sum()) return {};
   return Status::error(std::string("blocks: ") + kind +
                        " has other norms or sums (allowed: a norm ahead, and input + output)");
 }

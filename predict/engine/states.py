@@ -36,8 +36,8 @@ class StateSlots:
         self._num_holders = [0] * count  # of each slot: requests, and _kept
         self._free = list(range(count - 1, -1, -1))
         self._kept: OrderedDict[bytes, int] = OrderedDict()  # slots, used longest ago first
-        # Of answers, by request: states whose tokens a step that runs has not told yet, as the slot
-        # and the tokens before it; and what was kept last.
+        # By request: states whose tokens, or what a digest has behind them, a step that runs will
+        # tell, as the slot and the tokens before it; and what was kept of its answer last.
         self._untold: dict[int, tuple[int, int]] = {}
         self._kept_of: dict[int, bytes] = {}
         stats.num_state_slots = count
@@ -143,9 +143,10 @@ class StateSlots:
         shares = self._config.prefix_caching and request.shares_blocks
         if num_computed % self._stride or not shares:
             return num_computed
-        if num_computed in request.state_ends or num_computed == request.num_prompt_tokens:
+        is_end = num_computed in request.state_ends or num_computed == request.num_prompt_tokens
+        if is_end and num_computed + self._config.lookahead <= request.num_known_tokens:
             self._keep(request, num_computed, after)
-        elif (
+        elif is_end or (
             not self._config.same_bits  # GPUs round answers otherwise than prompts
             and num_computed > request.num_prompt_tokens
             and request.beam_group is None
@@ -156,12 +157,14 @@ class StateSlots:
         return num_computed
 
     def told(self, request: Request) -> None:
-        """Keeps the state of an answer once the tokens before it are known."""
+        """Keeps the state of an answer once its tokens, and what the digest has, are known."""
         slot, num_tokens = self._untold.get(request.request_id, (-1, 0))
-        if slot < 0 or num_tokens > request.num_known_tokens:
+        if slot < 0 or num_tokens + self._config.lookahead > request.num_known_tokens:
             return
         digest = self._keep(request, num_tokens, slot)
         self._drop_untold(request.request_id)
+        if num_tokens <= request.num_prompt_tokens:
+            return
         before = self._kept_of.get(request.request_id)
         self._kept_of[request.request_id] = digest
         if before is not None and before != digest and before in self._kept:

@@ -221,7 +221,7 @@ class DecoderBuilder:
         return whole
 
     def _table(self, plan: TablePlan) -> Tensor:
-        size, *others = plan.stored_shape if plan.rows else plan.shape
+        size, others = (plan.stored_shape if plan.rows else plan.shape)[0], plan.shape[1:]
         values = self.source.host_matrix((plan.name,), (size, others[0]) if others else (1, size))
         values = values.reshape(size, *others)
         values = values if plan.rows is None else taken(values, plan.rows)

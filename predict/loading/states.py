@@ -7,9 +7,8 @@ from predict.device.devices import kind_of
 from predict.errors import UserError
 from predict.nn.spec import DecoderSpec
 
-# Who drafts without what the network's layers made. Where drafts are rejected the state before them
-# stays, and the tokens that stand are computed again in the next one, without drafts.
-DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
+# Who drafts on a GPU: nobody who reads what the network's layers made.
+GPU_DRAFTS = ("inference_with_reference", "lookahead", "draft_model")
 
 
 def check_states(
@@ -47,13 +46,13 @@ def check_states(
         f"--device {model.device}": kind_of(model.device) not in ("cpu", "gpu"),
         "--mode static": is_static and is_gpu,
         "--mode static --inference_model false": is_static and not is_compiled,
-        f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree}": (
-            config.ranks.tensor_parallel_degree > 1
+        f"--tensor_parallel_degree {config.ranks.tensor_parallel_degree} on GPUs": (
+            is_gpu and config.ranks.tensor_parallel_degree > 1
         ),
         f"--batch_invariant with --speculate_method {drafts}": (
             model.batch_invariant and drafts is not None and is_gpu
         ),
-        f"--speculate_method {drafts}": drafts not in (None, *DRAFTS),
+        f"--speculate_method {drafts} on a GPU": is_gpu and drafts not in (None, *GPU_DRAFTS),
         "--lora_modules on a GPU": (
             is_gpu
             and config.adapters.is_used
@@ -67,5 +66,6 @@ def check_states(
         raise UserError(
             f"{spec.model_type} keeps a state of each request beside its KV cache, and does not "
             f"run with {' and '.join(found)} yet (allowed: --device cpu, one process, "
-            f"programs of compiled operators, drafts by {', '.join(DRAFTS)}; no prefix, no vectors)"
+            f"programs of compiled operators, on GPUs drafts by {', '.join(GPU_DRAFTS)}; no "
+            "prefix, no vectors)"
         )

@@ -70,6 +70,7 @@ def hybrid_like(
         norm=norm,
         conv_bias=(bias := config.get_bool("conv_bias", False)),
         bias=bias,
+        out_bias=bias,
     )
     return dense.with_blocks(
         AttentionBlock, lambda index, attention: block if has_conv[index] else attention

@@ -200,7 +200,7 @@ def slot_share(slot: Slot, cut: Cut, axes: Mapping[str, Axis]) -> SlotShare:
     """The rows and columns of a whole slot that a rank has. axes: what it has of each axis."""
     share = SlotShare()
     if cut.rows and axes.keys() >= {*cut.rows}:
-        parts = places(slot_parts(slot), cut.rows, axes)
+        parts = places(cut.parts or slot_parts(slot), cut.rows, axes)
         share = share._replace(rows=joined(each for part in parts for each in part))
     if cut.columns in axes and isinstance(slot, LinearSlot):
         share = share._replace(columns=places((slot.in_features,), (cut.columns,), axes)[0])

@@ -6,7 +6,7 @@ and exports follow from the rank's own spec, and none of them asks for a rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,14 +22,14 @@ from predict.nn.plans import (
     TablePlan,
     WeightPlan,
 )
-from predict.nn.shares import Ranges, Ranks, SlotShare, num_places
+from predict.nn.shares import Axis, Ranges, Ranks, SlotShare, num_places
 from predict.nn.spec import DecoderSpec, Share
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FEATURES = ("inner", "shared")  # axes that are no heads
+FEATURES = ("inner", "shared", "channels")  # axes that are no heads
 
 
 def local_spec(
@@ -112,8 +112,8 @@ def _slots(
     cuts = plan.block.cuts
     readers = {cut.columns: plan.slots.get(name) for name, cut in cuts.items() if cut.columns}
 
-    def linear(number: int, whole: LinearPlan, slot: Slot) -> LinearPlan:
-        """number: of an expert."""
+    def ordered(number: int) -> Mapping[str, Axis]:
+        """The axes as the product reads them that takes features in. number: of an expert."""
         own = dict(axes)
         for axis in FEATURES:
             reader = readers.get(axis)
@@ -121,8 +121,11 @@ def _slots(
             places = order(reader) if axis in own and isinstance(reader, LinearPlan) else None
             if places is not None:
                 own[axis] = own[axis].in_order(places.tolist())
+        return own
+
+    def linear(number: int, whole: LinearPlan, slot: Slot) -> LinearPlan:
         cut = cuts[slot.name]
-        made = _linear(whole, slot_share(slot, cut, own), ranks)
+        made = _linear(whole, slot_share(slot, cut, ordered(number)), ranks)
         by_heads = bool(cut.columns) and cut.columns not in FEATURES
         return replace(made, is_scattered=by_heads and order(whole) is not None)
 
@@ -139,7 +142,7 @@ def _slots(
             experts = tuple(linear(number, whole.experts[number], slot) for number in own)
             yield slot.name, ExpertsPlan(experts)
         else:
-            yield slot.name, _slot(whole, share)
+            yield slot.name, _slot(whole, slot_share(slot, cuts[slot.name], ordered(0)))
 
 
 def _slot(plan: TablePlan | NormPlan | HeadNormPlan, share: SlotShare) -> SlotPlan:

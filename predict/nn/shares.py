@@ -41,14 +41,15 @@ class Axis:
 class Cut(NamedTuple):
     """How ranks share a slot, by names of axes. Without any it is whole on each of them.
 
-    rows: of each of its parts. columns: other ranks have other inputs, their products are summed,
-    and the bias is the first rank's. experts: each rank has others. An axis that a rank does not
-    have in `Block.shared` cuts nothing.
+    rows: of each of its parts. parts: rows of these, where they are not the slot's own. columns:
+    other ranks have other inputs, their products are summed, and the bias is the first rank's.
+    experts: each rank has others. An axis that a rank does not have in `Block.shared` cuts nothing.
     """
 
     rows: tuple[str, ...] = ()
     columns: str = ""
     experts: str = ""
+    parts: tuple[int, ...] = ()
 
 
 class SlotShare(NamedTuple):

@@ -105,14 +105,18 @@ class WeightNames:
         return self.ignored + self.beside_text + self.drafting
 
     def found_in(self, tensors: Collection[str]) -> WeightNames:
-        """The variant of these names that matches a checkpoint's tensors, a mapping to those."""
+        """The variant of these names that matches a checkpoint's tensors, a mapping to those.
+
+        What drafts may have its experts in another form.
+        """
         joined = f".{JOINED_GATE_UP}.weight".format(expert=0)
         names = self
-        if any(name.endswith(joined) for name in tensors):
+        own = [name for name in tensors if not any(part in name for part in self.drafting)]
+        if any(name.endswith(joined) for name in own):
             names = self._with_joined_experts()
             if self.experts_by_shape and isinstance(tensors, Mapping):
                 names = replace(names, experts_transposed=_are_transposed(tensors, joined))
-        elif any(SEPARATE_GATE in name for name in tensors):
+        elif any(SEPARATE_GATE in name for name in own):
             names = self._with_joined_experts().with_separate_experts()
         if any(f"{DELTA_PARTS[0]}." in name for name in tensors):
             names = replace(names, delta_qkvz=DELTA_PARTS)

@@ -71,6 +71,7 @@ class Ready(NamedTuple):
     """What a rank says once it is loaded."""
 
     num_blocks: int  # of its caches, the same for all
+    num_slots: int  # of states, the same for all
     weight_bytes: int
 
 

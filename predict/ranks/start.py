@@ -26,6 +26,7 @@ class Started(NamedTuple):
     runner: RanksRunner
     draft_runner: RanksRunner | None  # of a draft model, or a drafter
     num_blocks: int  # of each rank's caches
+    num_slots: int  # of each rank's states
     write_prefix: WritePrefix
 
 
@@ -78,6 +79,6 @@ def start(
         given_all = ranks, vocab_size, num_bytes, which
         runners.append(AheadRunner(*given_all, on_way) if is_ahead else RanksRunner(*given_all))
     return Started(
-        *(ranks, runners[0], runners[1] if has_draft else None, ready[0].num_blocks),
-        prefix_writer(ranks),
+        *(ranks, runners[0], runners[1] if has_draft else None),
+        *(ready[0].num_blocks, ready[0].num_slots, prefix_writer(ranks)),
     )

@@ -141,6 +141,29 @@ def test_an_answer_leaves_its_last_state_unless_bits_are_promised(
     assert hits(scheduler)[0] == ends
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_with_lookahead_a_state_is_known_by_the_token_behind_it(ahead: bool) -> None:
+    """A prompt's end and an answer's multiple, whose next token a step ahead does not tell yet."""
+    scheduler = Scheduler(config(**ROOMY, num_state_slots=20, lookahead=1))
+    first = request(0, [*range(1, 129)], 80)
+    scheduler.add(first)
+    token = 500
+    while scheduler.has_unfinished():
+        batch = scheduler.schedule()
+        assert batch is not None
+        if ahead:
+            scheduler.advance(batch)
+        token += batch.num_samples
+        scheduler.update(batch, [token] * batch.num_samples)
+        scheduler.check()
+    known = [*range(1, 129), *first.output_token_ids]
+    for number, (behind, found) in enumerate([(known[128:130], 128), ([9, 9], 64)], 1):
+        run_prompt(scheduler, request(number, [*range(1, 129), *behind], 1))
+        assert hits(scheduler)[0] == found + 128 * (number - 1)
+    run_prompt(scheduler, request(3, [*known, 7], 1))
+    assert hits(scheduler)[0] == 128 + 64 + 192
+
+
 def test_a_preempted_request_is_not_counted_again() -> None:
     scheduler = Scheduler(config(num_state_slots=8, num_blocks=10, max_num_batched_tokens=32))
     for number in range(2):

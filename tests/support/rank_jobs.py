@@ -28,6 +28,7 @@ from predict.nn.shares import Ranks
 from predict.nn.spec import DecoderSpec, Share
 from predict.ops import compiled
 from predict.text.tokenizer import Tokenizer
+from tests.support import hybrids
 from tests.support.drafts import draft_always
 from tests.support.golden import check_greedy, config, greedy, runs, step_logits
 from tests.support.golden_logits import BLOCK_SIZE, check_logits
@@ -77,6 +78,17 @@ def check_golden(
             )
         check_logits(llm, case, which)
         check_greedy(llm, case, which)
+
+
+def check_hybrid(rank: int, size: int, case: str, wanted: str = "", **settings: Any) -> None:
+    """The same of a golden whose layers keep states. wanted: a file of logits, in their place."""
+    with of_rank(rank, size, {}):
+        llm = LLM(hybrids.config(case, **settings))
+    logits = np.load(wanted) if wanted else hybrids.LOGITS[f"{case}/logits"]
+    found = hybrids.last_logits(llm, hybrids.PROMPTS)
+    np.testing.assert_allclose(found, logits, atol=1e-4 * np.abs(logits).max(), rtol=0)
+    if not wanted:
+        assert hybrids.greedy(llm, hybrids.PROMPTS) == hybrids.GOLDEN[case]
 
 
 def check_export(rank: int, size: int, case: str, folders: list[str], **settings: Any) -> None:

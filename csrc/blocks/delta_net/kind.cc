@@ -63,6 +63,7 @@ Status run_rows(DeltaNetBlockParams& p) {
   REGATTA_RETURN_IF_ERROR(cpu::delta_net(p));
   REGATTA_RETURN_IF_ERROR(
       product_of(p, p.out, block.out, p.mixed, values, width, made, Adapted::kOut));
+  REGATTA_RETURN_IF_ERROR(sum_over_ranks(p, block.partial, made));
   return sum_with_input(p, made);
 }
 

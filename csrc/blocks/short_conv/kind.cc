@@ -24,7 +24,7 @@ void take(ShortConvBlockParams& p, Tensors& tensors) {
   p.bcx = tensors.linear("bcx", block.bcx, width, 3 * size, block.bias, block.adapters);
   p.taps = static_cast<const float*>(tensors.table("taps", {block.width, size}).data);
   if (block.conv_bias) p.taps_bias = tensors.floats("taps bias", size);
-  p.out = tensors.linear("out", block.out, size, width, block.bias, block.adapters);
+  p.out = tensors.linear("out", block.out, size, width, block.out_bias, block.adapters);
   p.states = tensors.state("conv_state", {block.width - 1, size});
 }
 
@@ -43,6 +43,7 @@ Status run_rows(ShortConvBlockParams& p) {
   REGATTA_RETURN_IF_ERROR(cpu::short_conv(p));
   REGATTA_RETURN_IF_ERROR(
       product_of(p, p.out, block.out, p.mixed, size, width, made, Adapted::kOut));
+  REGATTA_RETURN_IF_ERROR(sum_over_ranks(p, block.partial, made));
   return sum_with_input(p, made);
 }
 

@@ -12,7 +12,7 @@ namespace regatta {
 struct ShortConvFields {
   int64_t size = 0, width = 3;
   Norm norm;
-  bool conv_bias = false, bias = false;
+  bool conv_bias = false, bias = false, out_bias = false;
   Norm post_norm;
   Placement post_norm_of = Placement::kOutput;
   Residual residual;
@@ -23,7 +23,7 @@ struct ShortConvFields {
 
 template <class Setting>
 void take(ShortConvFields* to, Setting& setting) {
-  TAKE(size), TAKE(width), TAKE(norm), TAKE(conv_bias), TAKE(bias), TAKE(post_norm),
+  TAKE(size), TAKE(width), TAKE(norm), TAKE(conv_bias), TAKE(bias), TAKE(out_bias), TAKE(post_norm),
       TAKE(post_norm_of), TAKE(residual), TAKE(partial), TAKE(bcx), TAKE(out), TAKE(adapters);
 }
 

@@ -19,16 +19,17 @@ from predict.nn.plans import (
 )
 from predict.nn.spec import DecoderSpec
 
+COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 PADDLENLP = ("deepseek_v3_mtp.", "model.")  # what names begin with, as stored and as read
 
 
 def mtp(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
     """The layer that a model was trained with to draft; of the families that have one."""
-    count = reader.values.get("num_nextn_predict_layers") or reader.values.get("num_mtp_layers")
-    if count is not None and count != 1:
+    values = {**(reader.values.get("text_config") or {}), **reader.values}
+    name = next((each for each in COUNTS if values.get(each)), COUNTS[0])
+    if (count := values.get(name)) is not None and count != 1:
         raise UserError(
-            f"{reader.path}: num_nextn_predict_layers is {count} (allowed: 1, the one layer that "
-            "makes all drafts)"
+            f"{reader.path}: {name} is {count} (allowed: 1, the one layer that makes all drafts)"
         )
     return KINDS[target.model_type](checkpoint, target, reader)
 
@@ -113,7 +114,39 @@ def _ernie(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) ->
     )
 
 
-KINDS = {"deepseek_v3": _behind_last, "glm4_moe": _behind_last, "ernie4_5_moe": _ernie}
+def _beside(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
+    """Qwen3-Next's and Qwen3.5's: a layer as the model's last one with attention."""
+    text = reader.values.get("text_config") or reader.values
+    if text.get("mtp_use_dedicated_embeddings"):
+        raise UserError(
+            f"{reader.path}: mtp_use_dedicated_embeddings is true (allowed: false, the layer has "
+            "the model's table of tokens); use another --speculate_method"
+        )
+    hidden, norm = target.hidden_size, target.head.norm
+    assert norm is not None
+    there = _of_mtp(checkpoint, ("mtp.",), "mtp.fc.weight")
+    names = replace(weight_names(reader), drafting=()).found_in(there.tensors)
+    slots: dict[str, SlotPlan] = {
+        "product": linear("mtp.fc", hidden, 2 * hidden, there.tensors),
+        "token_norm": NormPlan(norm, "mtp.pre_fc_norm_embedding.weight", None, hidden),
+        "state_norm": NormPlan(norm, "mtp.pre_fc_norm_hidden.weight", None, hidden),
+        "norm": NormPlan(norm, "mtp.norm.weight", None, hidden),
+    }
+    caching = [layer for layer in target.layers if layer[0].cache_rows]
+    form = ChainForm(("norm",), feeds_normed=True, norm=norm)
+    return Found(
+        *(there, reader, replace(target, layers=(caching[-1],))),
+        *(replace(names, layer="mtp.layers.0."), slots, form),
+    )
+
+
+KINDS = {
+    "deepseek_v3": _behind_last,
+    "glm4_moe": _behind_last,
+    "ernie4_5_moe": _ernie,
+    "qwen3_next": _beside,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _beside),
+}
 
 
 def _of_mtp(

@@ -137,6 +137,7 @@ def open_stored(
     plan = replace(plan_weights(spec, names), layers=())
     source = CheckpointSource(checkpoint)
     layout = Online(source, QuantSettings(), plan)
-    of_layers = [name for name in checkpoint.tensors if "layers." in name or "mtp_" in name]
+    parts = ("layers.", "mtp_", "mtp.")
+    of_layers = [name for name in checkpoint.tensors if any(part in name for part in parts)]
     checkpoint.check(expected_tensors(plan, layout), of_layers)
     return StoredShared(config, plan, layout, source, platform)

@@ -80,8 +80,6 @@ class AttentionBlock(blocks.CachingBlock):
             raise ValueError("a block with a prefix mask has no ALiBi")
 
     def shared(self, ranks: Ranks) -> tuple[blocks.Block, Mapping[str, Axis]]:
-        if self.out_gate:
-            return super().shared(ranks)
         heads = ranks.alike(self.num_heads, "query heads")
         keys = ranks.key_heads(self.num_heads, self.num_kv_heads)
         block = replace(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from predict.errors import UserError
 from predict.nn import blocks
+from predict.nn.shares import Axis, Cut, Ranks, joined
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -84,6 +86,43 @@ class DeltaNetBlock(blocks.Block):
             raise ValueError(f"norm_groups {self.norm_groups} do not divide {self.value_size}")
         if self.out_norm.kind != "rms" or self.out_norm.bias or self.out_norm.plus_one:
             raise ValueError(f"out_norm is {self.out_norm} (allowed: rms, its weight the factor)")
+
+    def shared(self, ranks: Ranks) -> tuple[DeltaNetBlock, Mapping[str, Axis]]:
+        keys = ranks.alike(self.num_key_heads, "key heads of states")
+        count, group = self.num_key_heads, self.num_value_heads // self.num_key_heads
+        heads = [(begin * group, end * group) for begin, end in keys.ranges]
+        if self.tiled_heads:
+            heads = [
+                (at * count + b, at * count + e) for at in range(group) for b, e in keys.ranges
+            ]
+        values, groups = Axis(self.num_value_heads, joined(heads)), self.norm_groups
+        if groups % ranks.size or (groups and self.tiled_heads):
+            raise UserError(
+                f"{groups} groups of a norm of states do not divide among {ranks.size} ranks; use "
+                "another --tensor_parallel_degree"
+            )
+        block = replace(
+            self,
+            num_key_heads=keys.count,
+            num_value_heads=values.count,
+            norm_groups=groups // ranks.size,
+            partial=True,
+        )
+        return block, {"state_keys": keys, "state_values": values}
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        values, conv = ("state_values",), ("state_keys", "state_keys", "state_values")
+        parts = (self.key_size, self.key_size, self.value_size)
+        return {
+            "qkvz": Cut((*conv, *values), parts=(*parts, self.value_size)),
+            "ba": Cut(values * (2 if self.write == "sigmoid" else 1)),
+            "conv": Cut(conv, parts=parts),
+            "conv_bias": Cut(conv, parts=parts),
+            **dict.fromkeys(("decay", "step_bias", "skip"), Cut(values)),
+            "out_norm": Cut(values if self.norm_groups else ()),
+            "out": Cut(columns="state_values"),
+        }
 
     @property
     def key_size(self) -> int:

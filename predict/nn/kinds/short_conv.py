@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from predict.nn import blocks
+from predict.nn.shares import Axis, Cut, Ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -27,7 +28,8 @@ class ShortConvBlock(blocks.Block):
     width: int = 3
     norm: blocks.Norm | None = blocks.Norm()
     conv_bias: bool = False  # of the convolution
-    bias: bool = False  # of the products
+    bias: bool = False  # of the first product
+    out_bias: bool = False
     post_norm: blocks.Norm | None = None
     post_norm_of: blocks.Placement = "output"
     residual: blocks.Residual = blocks.Residual()
@@ -37,9 +39,24 @@ class ShortConvBlock(blocks.Block):
     linears = ("bcx", "out")
     adapted: ClassVar = {"bcx": 0, "out": 1}
     adapts_on_gpus = False
-    biases: ClassVar = {"bcx": "bias", "out": "bias"}
+    biases: ClassVar = {"bcx": "bias", "out": "out_bias"}
     reads: ClassVar = {"bcx": "norm"}
     has_parts = False
+
+    def shared(self, ranks: Ranks) -> tuple[ShortConvBlock, Mapping[str, Axis]]:
+        channels, bias = ranks.features(self.size), self.out_bias and ranks.is_first
+        block = replace(self, size=channels.count, out_bias=bias, partial=True)
+        return block, {"channels": channels}
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        channels = ("channels",)
+        return {
+            "bcx": Cut(channels * 3, parts=(self.size,) * 3),
+            "taps": Cut(channels),
+            "taps_bias": Cut(channels),
+            "out": Cut(columns="channels"),
+        }
 
     @property
     def states(self) -> tuple[blocks.StateTensor, ...]:
@@ -63,7 +80,7 @@ class ShortConvBlock(blocks.Block):
             blocks.LinearSlot("bcx", (3 * size,), hidden_size, self.bias),
             table("taps", (size, self.width), True, (size, 1, self.width)),
             *((table("taps_bias", (size,), True),) if self.conv_bias else ()),
-            blocks.LinearSlot("out", (hidden_size,), size, self.bias),
+            blocks.LinearSlot("out", (hidden_size,), size, self.out_bias),
             *blocks.norm_slots("post_norm", self.post_norm, hidden_size),
         )
 
