@@ -85,6 +85,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "prefixes": ("answers_equal_attention_over_prefix_and_prompt[llama_gqa, 5 tokens-graph]",),
     "ranks": (
         "choices_are_those_of_one_gpu",
+        "a_program_of_each_rank_answers_as_transformers",
         "drafts_and_text_are_those_of_one_gpu[eagle]",
         "a_killed_rank_ends_all_in_time[1]",
         "gpus_that_cannot_be_ranks_together_are_refused_by_name",

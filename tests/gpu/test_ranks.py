@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from export.export_model import export_model
 from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.errors import EngineError, UserError
@@ -104,6 +105,18 @@ def test_choices_are_those_of_one_gpu() -> None:
         found.append([answer.token_ids for answer in answers])
         assert llm.stats().num_used_blocks == 0
     assert found[0] == found[1]
+
+
+def test_a_program_of_each_rank_answers_as_transformers(tmp_path: Path) -> None:
+    ((max_length, which),) = runs(CASE)
+    given: dict[str, Any] = {"max_length": max_length, **SETTINGS}
+    export_model(config(CASE, tensor_parallel_degree=2, **given), tmp_path / "out")
+    folder = str(tmp_path / "out")
+    llm = over_ranks(folder, mode="static", max_length=max_length)
+    check_logits(llm, CASE, which)
+    check_greedy(llm, CASE, which)
+    with pytest.raises(UserError, match=r"is for 2 rank.*tensor_parallel_degree is 1; give 2"):
+        LLM(config(folder, mode="static", **given))
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])
