@@ -45,6 +45,7 @@ class StepRunners:
         from predict.device.cuda import left_queued
         from predict.engine.runner.gpu import GpuRunner
 
+        share = getattr(forward, "share", None)  # a program has none
         if config.model.mode == "static" and target is None and gpu.is_plugin:
             forward = Within(left_queued, forward)
         if config.model.batch_invariant:
@@ -67,4 +68,5 @@ class StepRunners:
             adapter_pages=0 if self.pool is None else self.pool.max_pages,
             # A program takes all of its inputs, and a draft model's steps have no adapters.
             always_adapted=config.model.batch_invariant or config.model.mode == "static",
+            share=share,
         )

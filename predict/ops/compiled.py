@@ -518,15 +518,18 @@ def adjust_logits(
     logit_indices: Tensor,
     history: Tensor,
     rules: Tensor,
+    first_token: int = 0,
 ) -> None:
     """Biases, penalties and bans on logits [L, V], in place; GPUs only.
 
     penalties: PENALTIES of predict.ops.columns, at least L columns; `slot` is a row of `history`
     [S, M] int32, which holds the sequence's tokens, and of `rules` [S, W] int32. New tokens are
     those up to token_ids[logit_indices]; the newest is put
-    into the history. rules: see csrc/include/regatta/adjust_logits.h.
+    into the history. rules: see csrc/include/regatta/adjust_logits.h. first_token: of the first
+    column.
     """
-    _run()("regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, rules)
+    given = logits, penalties, token_ids, logit_indices, history, rules
+    _run()("regatta_adjust_logits", *given, first_token)
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
@@ -546,6 +549,16 @@ def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     that cannot be drawn from yields -1.
     """
     _run()("regatta_sample_step", logits, choices, last_tokens)
+
+
+def largest_step(logits: Tensor, last_tokens: Tensor, begin: int, count: int) -> None:
+    """The token of the largest logit of all ranks, of each row, in place; GPUs only.
+
+    logits [L, N] float32: the first `count` columns are of tokens from `begin` on, of ranks in
+    their order. The first L entries of last_tokens [R] int32 become the lowest of equals, -1 in a
+    row with a NaN.
+    """
+    _run()("regatta_largest_step", logits, last_tokens, begin, count)
 
 
 def verify_window(

@@ -85,6 +85,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "prefixes": ("answers_equal_attention_over_prefix_and_prompt[llama_gqa, 5 tokens-graph]",),
     "ranks": (
         "choices_are_those_of_one_gpu",
+        "greedy_tokens_are_found_without_the_logits_of_all",
         "a_program_of_each_rank_answers_as_transformers",
         "drafts_and_text_are_those_of_one_gpu[eagle]",
         "a_killed_rank_ends_all_in_time[1]",
