@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
     from predict.nn.kinds.attention import Attention
+    from predict.nn.spec import Share
 
 _OPS = sys.modules[__name__]
 
@@ -551,14 +552,14 @@ def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     _run()("regatta_sample_step", logits, choices, last_tokens)
 
 
-def largest_step(logits: Tensor, last_tokens: Tensor, begin: int, count: int) -> None:
-    """The token of the largest logit of all ranks, of each row, in place; GPUs only.
+def largest_step(logits: Tensor, last_tokens: Tensor, share: Share) -> None:
+    """The token of each row's largest logit into the first L of last_tokens [R] int32; GPUs only.
 
-    logits [L, N] float32: the first `count` columns are of tokens from `begin` on, of ranks in
-    their order. The first L entries of last_tokens [R] int32 become the lowest of equals, -1 in a
-    row with a NaN.
+    logits [L, N] float32: a rank's own tokens' in its first columns. The lowest of equals; -1 for a
+    row in which a rank has a NaN.
     """
-    _run()("regatta_largest_step", logits, last_tokens, begin, count)
+    begin, end = share.tokens()
+    _run()("regatta_largest_step", logits, last_tokens, begin, end - begin)
 
 
 def verify_window(

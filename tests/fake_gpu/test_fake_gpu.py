@@ -108,7 +108,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "schemes": ("exported_programs_give_the_same_tokens[weight_only_int4 group]",),
     "sparse_caches": ("logits_and_tokens_are_numpys[AEAEAE-graph]",),
     "traffic": ("second_gpu_answers_as_the_first", "engines_on_two_gpus_take_turns"),
-    "twins": ("resolve_tokens", "follow_drafts", "sample_step"),
+    "twins": ("resolve_tokens", "follow_drafts", "sample_step", "adjust_logits[199-2]"),
     "vectors": ("texts_ride_in_the_steps_of_answers_and_neither_changes[graph]",),
     "speculative": ("text_of_a_few_prompts_is_the_same",),
     "window": ("drafts_that_the_device_alone_knows_stand_as_on_the_cpu[follows]",),

@@ -115,13 +115,13 @@ class GpuChooser:
         if shape.adjusted:
             assert self._history is not None
             history, rules = self._history.tokens, self._history.rules
-            begin, _ = self._tokens(shape.apart)
-            ops.adjust_logits(logits, penalties, token_ids, logit_indices, history, rules, begin)
+            first = self._first_token(shape.apart)
+            ops.adjust_logits(logits, penalties, token_ids, logit_indices, history, rules, first)
         if shape.guided:
             ops.mask_logits(logits, self._mask_buffer(shape.apart).device)
         if shape.apart:
-            begin, end = self._tokens(apart=True)
-            ops.largest_step(logits, self._last_tokens, begin, end - begin)
+            assert self._share is not None
+            ops.largest_step(logits, self._last_tokens, self._share)
         else:
             ops.sample_step(logits, choices, self._last_tokens)
         if self.token_ids is not None:
@@ -138,9 +138,9 @@ class GpuChooser:
         """Computes a step's masks, and queues their copy. apart: see GraphShape."""
         self._mask_buffer(apart).send(choices)
 
-    def _tokens(self, apart: bool) -> tuple[int, int]:
-        """[begin, end) of the tokens whose logits a step has."""
-        return self._share.tokens() if apart and self._share else (0, self._vocab_size)
+    def _first_token(self, apart: bool) -> int:
+        """Of those whose logits a step has."""
+        return self._share.tokens()[0] if apart and self._share else 0
 
     def find(
         self, buffer: StepBuffer, logits: Tensor, shape: GraphShape, choices: Choices
@@ -177,9 +177,9 @@ class GpuChooser:
     def _mask_buffer(self, apart: bool) -> MaskBuffer:
         if apart not in self._masks:
             width = self._share.num_rows if apart and self._share else self._vocab_size
-            begin, _ = self._tokens(apart)
             self._masks[apart] = MaskBuffer(
-                *(self._max_rows, self._vocab_size, self._device, self._stream), begin, width
+                *(self._max_rows, self._vocab_size, self._device, self._stream),
+                *(self._first_token(apart), width),
             )
         return self._masks[apart]
 

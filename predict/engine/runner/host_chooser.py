@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from predict.device import communicator
 from predict.engine.beams import Candidates, likeliest, log_softmax
 from predict.engine.choices import GREEDY, Choice
 from predict.engine.logprobs import LogprobTable, measure
@@ -20,6 +19,7 @@ from predict.nn.decoder import StepOutputs
 from predict.nn.spec import Share
 from predict.ops import composed
 from predict.ops.columns import CHOICES
+from predict.ops.plain_sampling import largest_of_ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -72,10 +72,7 @@ class HostChooser:
         return composed.whole(self._backend, outputs)
 
     def _largest(self, logits: Tensor, choices: Choices, share: Share) -> list[int]:
-        """The token of the largest logit of each row, of which ranks have a part each.
-
-        A value and an id of each row are all that they send. -1 where one is not a number.
-        """
+        """The tokens of `largest_of_ranks`, as the choices change their logits."""
         begin, end = share.tokens()
         values = logits.numpy()[:, : end - begin]
         for row, adjusted in enumerate(choices.adjusted or ()):
@@ -90,13 +87,7 @@ class HostChooser:
             own = masks_from(masks, begin, num_words(end - begin)).view(np.uint8)
             allowed = np.unpackbits(own, axis=1, bitorder="little")
             values[allowed[:, : end - begin] == 0] = -np.inf
-        tokens = values.argmax(axis=1)  # of a NaN, where there is one
-        own_best = np.stack([np.take_along_axis(values, tokens[:, None], 1)[:, 0], tokens + begin])
-        every = communicator.gather_ranks(own_best.astype(np.float64), share.ranks.size)
-        best, ids = every[:, 0], every[:, 1].astype(np.int64)
-        ranks = best.argmax(axis=0)  # the first of several, whose ids are the lowest
-        rows = np.arange(len(ranks))
-        found: list[int] = np.where(np.isnan(best[ranks, rows]), -1, ids[ranks, rows]).tolist()
+        found: list[int] = largest_of_ranks(values, share).tolist()
         return found
 
     def tokens(self, logits: Tensor, choices: Choices) -> list[int | Candidates]:
