@@ -133,9 +133,10 @@ def test_greedy_tokens_are_found_without_the_logits_of_all(
 def test_a_program_of_each_rank_answers_as_transformers(tmp_path: Path) -> None:
     ((max_length, which),) = runs(CASE)
     given: dict[str, Any] = {"max_length": max_length, **SETTINGS}
-    export_model(config(CASE, tensor_parallel_degree=2, **given), tmp_path / "out")
+    two = {**given, "device": "gpu:1,0", "tensor_parallel_degree": 2}
+    export_model(config(CASE, **two), tmp_path / "out")
     folder = str(tmp_path / "out")
-    llm = over_ranks(folder, mode="static", max_length=max_length)
+    llm = over_ranks(folder, mode="static", **{**given, "device": "gpu:1,0"})
     check_logits(llm, CASE, which)
     check_greedy(llm, CASE, which)
     with pytest.raises(UserError, match=r"is for 2 rank.*tensor_parallel_degree is 1; give 2"):
