@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -25,7 +26,7 @@ def of_tests(patch: Any) -> None:
     patch.setattr("predict.ranks.start.Ranks", partial(Ranks, module=__name__))
 
 
-def _refused(*_: Any) -> Any:
+def _refused(x: Any, counts: Sequence[int]) -> Any:
     raise RuntimeError("logits of all ranks are joined")
 
 
