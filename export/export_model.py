@@ -247,7 +247,9 @@ def _export(
     from predict.system.progress import Progress
 
     source = Path(config.model.model_name_or_path)
-    platform = platform_of(config.model.device, config.model.inference_model)
+    # One process makes the programs of all ranks, on the first of their GPUs.
+    device, _, _ = config.model.device.partition(",")
+    platform = platform_of(device, config.model.inference_model)
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
     spec = with_eyes(config, spec, platform.gpu is not None)
@@ -283,6 +285,7 @@ def _export(
             taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
             for rank in range(size):
                 if rank:
+                    del decoder, own  # a device has room for one part
                     decoder, own = load(rank)
                 part = folder / rank_folder(rank if size > 1 else None)
                 part.mkdir(exist_ok=True)

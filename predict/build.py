@@ -352,7 +352,7 @@ class Builder:
         self, weights: Weights, decoder: Decoder, caches: Sequence[LayerCache]
     ) -> DynamicForward:
         platform = weights.platform
-        made = DynamicForward(platform.backend, decoder, caches, parts=platform.gpu is None)
+        made = DynamicForward(platform.backend, decoder, caches)
         self.forwards.append(made)
         return made
 

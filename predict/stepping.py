@@ -45,6 +45,7 @@ class StepRunners:
         from predict.device.cuda import left_queued
         from predict.engine.runner.gpu import GpuRunner
 
+        share = getattr(forward, "share", None)  # a program has none
         if config.model.mode == "static" and target is None and gpu.is_plugin:
             forward = Within(left_queued, forward)
         if config.model.batch_invariant:
@@ -68,4 +69,5 @@ class StepRunners:
             # A program takes all of its inputs, and a draft model's steps have no adapters.
             always_adapted=config.model.batch_invariant or config.model.mode == "static",
             takes_all=config.model.mode == "static" and target is None,
+            share=share,
         )

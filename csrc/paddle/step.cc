@@ -8,8 +8,11 @@
 // regatta_sample_step(logits [L, V] float32, choices, last_tokens [R])
 //     -> last_tokens, in place: its first L entries are the new tokens, -1 for a row that cannot be
 //     drawn from
+// regatta_largest_step(logits [L, N] float32, last_tokens [R]) {begin, count}
+//     -> last_tokens, in place: its first L entries are the tokens of the largest logits of all
+//     ranks, whose first `count` columns are those of tokens from `begin` on here; -1 as above
 // regatta_adjust_logits(logits [L, V] float32, penalties, token_ids [T], logit_indices [L],
-//     history [S, M] int32, rules [S, W] int32)
+//     history [S, M] int32, rules [S, W] int32) {first_token}, of the first column
 //     -> logits and history, in place (see regatta/adjust_logits.h)
 //
 // choices, penalties: tables of runtime/columns.h.
@@ -67,12 +70,39 @@ Tensors sample_step(const paddle::Tensor& logits, const paddle::Tensor& choices,
   return {};
 }
 
+Tensors largest_step(const paddle::Tensor& logits, paddle::Tensor& last_tokens, int64_t begin,
+                     int64_t count) {
+  const Device device = gpu_of(logits, "logits");
+  const phi::Place& place = device.place;
+  const TensorView rows = checked_view(logits, "logits", DType::kFloat32, {-1, -1}, place);
+  int32_t* last = data_of<int32_t>(last_tokens, "last_tokens", {-1}, place);
+  const int64_t num_rows = rows.shape[0], width = rows.shape[1];
+  if (begin < 0 || count < 1 || count > width) {
+    fail("begin " + std::to_string(begin) + " and count " + std::to_string(count) +
+         " (allowed: from 0 on, and 1 to " + std::to_string(width) + ", the columns of logits)");
+  }
+  if (last_tokens.numel() < num_rows) {
+    fail("last_tokens holds " + std::to_string(last_tokens.numel()) + " (allowed: at least " +
+         std::to_string(num_rows) + ", the rows of logits)");
+  }
+#ifdef REGATTA_WITH_CUDA
+  make_current(device);
+  const cuda::LargestParams params = {
+      static_cast<const float*>(rows.data), last, num_rows, width, begin, count};
+  throw_if_error(cuda::largest_over_ranks(params, launch_on(device)));
+#else
+  static_cast<void>(last);
+#endif
+  return {};
+}
+
 Tensors adjust_logits(paddle::Tensor& logits, const paddle::Tensor& penalties,
                       const paddle::Tensor& token_ids, const paddle::Tensor& logit_indices,
-                      paddle::Tensor& history, const paddle::Tensor& rules) {
+                      paddle::Tensor& history, const paddle::Tensor& rules, int64_t first_token) {
   const Device device = gpu_of(logits, "logits");
   const phi::Place& place = device.place;
   AdjustLogitsParams params;
+  params.first_token = first_token;
   throw_if_error(runtime::adjust_logits(
       {view(logits, "logits", place), view(penalties, "penalties", place),
        view(token_ids, "token_ids", place), view(logit_indices, "logit_indices", place),
@@ -116,9 +146,19 @@ PD_BUILD_OP(regatta_sample_step)
     .SetInferShapeFn(regatta::binding::shapes_of<2>)
     .SetInferDtypeFn(regatta::binding::types_of<2>);
 
+PD_BUILD_OP(regatta_largest_step)
+    .Inputs({"logits", "last_tokens"})
+    .Outputs({"new_tokens"})
+    .Attrs({"begin: int64_t", "count: int64_t"})
+    .SetInplaceMap({{"last_tokens", "new_tokens"}})
+    .SetKernelFn(PD_KERNEL(regatta::binding::largest_step))
+    .SetInferShapeFn(regatta::binding::shapes_of<1>)
+    .SetInferDtypeFn(regatta::binding::types_of<1>);
+
 PD_BUILD_OP(regatta_adjust_logits)
     .Inputs({"logits", "penalties", "token_ids", "logit_indices", "history", "rules"})
     .Outputs({"adjusted", "history_out"})
+    .Attrs({"first_token: int64_t"})
     .SetInplaceMap({{"logits", "adjusted"}, {"history", "history_out"}})
     .SetKernelFn(PD_KERNEL(regatta::binding::adjust_logits))
     .SetInferShapeFn(regatta::binding::shapes_of<0, 4>)

@@ -159,11 +159,6 @@ def _check_ranks(config: EngineConfig) -> None:
             f"{named} with device {config.model.device}: CPU ranks run today; give --device cpu, "
             "or leave --tensor_parallel_degree out"
         )
-    if kind == "gpu" and config.model.mode == "static":
-        raise UserError(
-            f"{named} with --device gpu does not go with --mode static yet; leave it out, or give "
-            "--device cpu"
-        )
 
 
 def check_params(params: SamplingParams, config: EngineConfig) -> None:

@@ -30,7 +30,7 @@ from predict.errors import UserError
 from predict.system import signals
 from predict.system.notes import LOG
 
-ABI = 11  # the number in csrc/include/regatta/abi.h that this Python code was written for
+ABI = 12  # the number in csrc/include/regatta/abi.h that this Python code was written for
 LIBRARY_NAME = "libregatta_cpu.so"
 METADATA_NAME = "libregatta_cpu.json"
 BUILD_ERROR_NAME = "build_error.txt"  # why the last `pip install` built no library

@@ -21,6 +21,15 @@ def num_words(vocab_size: int) -> int:
     return -(-vocab_size // BITS)
 
 
+def masks_from(masks: npt.NDArray[np.int32], begin: int, count: int) -> npt.NDArray[np.int32]:
+    """Words [R, count] of masks [R, W], whose first bit is token `begin`; behind the last one 0."""
+    first, shift = divmod(begin, BITS)
+    words = masks.view(np.uint32)[:, first : first + count + 1]
+    words = np.pad(words, ((0, 0), (0, count + 1 - words.shape[1])))
+    pairs = words[:, :-1].astype(np.uint64) | words[:, 1:].astype(np.uint64) << np.uint64(BITS)
+    return (pairs >> np.uint64(shift)).astype(np.uint32).view(np.int32)
+
+
 def is_guided(rows: Sequence[Row]) -> bool:
     """Whether any request has a guide."""
     return any(row.request.guide is not None for row in rows)

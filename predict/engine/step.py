@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.engine.beams import Candidates
-from predict.engine.choices import Choice
+from predict.engine.choices import GREEDY, Choice
 from predict.engine.logits_processors import Adjustment
 from predict.engine.logprobs import LogprobTable
 from predict.engine.window import WindowDrafts
@@ -67,6 +67,14 @@ class Choices(NamedTuple):
     def changes_logits(self) -> bool:
         """Whether tokens are drawn from other logits than the network's."""
         return self.adjusted is not None or self.fill_masks is not None or bool(self.candidates)
+
+
+def are_largest(choices: Choices) -> bool:
+    """Whether tokens are those of the largest logits, and nothing else is wanted of these."""
+    beside = (choices.num_top is not None, choices.prompt.token_ids, choices.candidates)
+    if any(beside) or choices.window is not None:
+        return False
+    return all(choice is GREEDY for choice in choices.rows)
 
 
 class Logprobs(NamedTuple):

@@ -7,7 +7,7 @@ predict.nn.decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from predict.nn.blocks import Activation, BlockStep, Linear, Norm, NormWeights, normed
 from predict.nn.decoder import Embedding, Head, Layer, StepOutputs
 from predict.nn.inputs import LayerCache, RowKind, StepInputs
+from predict.nn.spec import Share
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -117,11 +118,14 @@ class ChainForward:
     ):
         """feed: a Feed, or its twin."""
         self.ops, self.drafter, self.caches, self.feed = ops, drafter, caches, feed
+        # Of one of several ranks the logits are its own tokens'. See StepOutputs.share.
+        self.share = drafter.head.share if drafter.columns is None else None
+        self.head = _apart(drafter.head, self.share)
         self._bound = ops.BoundLayers(drafter.layers, caches, drafter.ropes)
         self._tap_norms = _stacked(drafter.tap_norms)
 
     def __call__(self, inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
-        ops, head, form = self.ops, self.drafter.head, self.drafter.form
+        ops, head, form = self.ops, self.head, self.drafter.form
         states = self.feed.states(taps, inputs.token_ids.shape[0])
         if form.reads_both and FED not in taps:
             states = self._joined(states)
@@ -131,7 +135,7 @@ class ChainForward:
         if rows != RowKind.ALL:
             output = ops.take(output, inputs.logit_indices)
         fed = ops.before_head(output, head) if form.feeds_normed else output
-        return StepOutputs(ops.logits(output, head), {FED: fed})
+        return StepOutputs(ops.logits(output, head), {FED: fed}, share=self.share)
 
     def _joined(self, states: Tensor) -> Tensor:
         """One state [R, H] of those of all taps, side by side."""
@@ -178,6 +182,9 @@ class MedusaForward:
     def __init__(self, ops: ModuleType, heads: MedusaHeads, feed: Any):
         """feed: a Feed, or its twin."""
         self.ops, self.heads, self.feed = ops, heads, feed
+        # As ChainForward's: heads have the model's matrix, or all matrices of their own.
+        self.share = heads.heads[0].share if heads.columns is None else None
+        self._of_logits = [_apart(head, self.share) for head in heads.heads]
 
     def __call__(self, inputs: StepInputs, rows: int, taps: Sequence[str] = ()) -> StepOutputs:
         (tap,), ops = taps, self.ops
@@ -185,7 +192,12 @@ class MedusaForward:
         states = self.feed.states(MEDUSA_TAPS, inputs.token_ids.shape[0])
         for linear in self.heads.blocks[head]:
             states = ops.add(states, ops.activate(ops.linear(states, linear), SILU))
-        return StepOutputs(ops.logits(states, self.heads.heads[head]))
+        return StepOutputs(ops.logits(states, self._of_logits[head]), share=self.share)
+
+
+def _apart(head: Head, share: Share | None) -> Head:
+    """The head, whose logits are of a rank's own tokens where `share` says which."""
+    return head if share is None else replace(head, share=None)
 
 
 def _stacked(norms: Sequence[NormWeights]) -> NormWeights | None:

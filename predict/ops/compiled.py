@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
     from predict.nn.kinds.attention import Attention
+    from predict.nn.spec import Share
 
 _OPS = sys.modules[__name__]
 
@@ -518,15 +519,18 @@ def adjust_logits(
     logit_indices: Tensor,
     history: Tensor,
     rules: Tensor,
+    first_token: int = 0,
 ) -> None:
     """Biases, penalties and bans on logits [L, V], in place; GPUs only.
 
     penalties: PENALTIES of predict.ops.columns, at least L columns; `slot` is a row of `history`
     [S, M] int32, which holds the sequence's tokens, and of `rules` [S, W] int32. New tokens are
     those up to token_ids[logit_indices]; the newest is put
-    into the history. rules: see csrc/include/regatta/adjust_logits.h.
+    into the history. rules: see csrc/include/regatta/adjust_logits.h. first_token: of the first
+    column.
     """
-    _run()("regatta_adjust_logits", logits, penalties, token_ids, logit_indices, history, rules)
+    given = logits, penalties, token_ids, logit_indices, history, rules
+    _run()("regatta_adjust_logits", *given, first_token)
 
 
 def logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
@@ -546,6 +550,16 @@ def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     that cannot be drawn from yields -1.
     """
     _run()("regatta_sample_step", logits, choices, last_tokens)
+
+
+def largest_step(logits: Tensor, last_tokens: Tensor, share: Share) -> None:
+    """The token of each row's largest logit into the first L of last_tokens [R] int32; GPUs only.
+
+    logits [L, N] float32: a rank's own tokens' in its first columns. The lowest of equals; -1 for a
+    row in which a rank has a NaN.
+    """
+    begin, end = share.tokens()
+    _run()("regatta_largest_step", logits, last_tokens, begin, end - begin)
 
 
 def verify_window(

@@ -15,7 +15,7 @@ from predict.nn.blocks import BlockStep, normed, of_rows
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.blocks import Linear
-    from predict.nn.decoder import Embedding, Head, Layer
+    from predict.nn.decoder import Embedding, Head, Layer, StepOutputs
     from predict.nn.inputs import LayerCache, StepInputs
     from predict.nn.kinds.attention import Attention
     from predict.nn.spec import Share
@@ -185,6 +185,14 @@ def of_all_tokens(ops: ModuleType, logits: Tensor, share: Share | None) -> Tenso
         return logits
     ranges = map(share.tokens, range(share.ranks.size))
     return ops.gather_ranks(logits, [end - begin for begin, end in ranges])
+
+
+def whole(ops: ModuleType, outputs: StepOutputs) -> StepOutputs:
+    """The outputs with the logits of all tokens, which ranks send each other."""
+    if outputs.share is None or outputs.logits is None:
+        return outputs
+    logits = of_all_tokens(ops, outputs.logits, outputs.share)
+    return outputs._replace(logits=logits, share=None)
 
 
 def before_head(ops: ModuleType, hidden: Tensor, head: Head) -> Tensor:

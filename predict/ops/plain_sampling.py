@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.device import communicator
 from predict.ops.columns import CHOICES, PENALTIES
 
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.nn.inputs import StepInputs
+    from predict.nn.spec import Share
 
 __all__ = [
     "adjust_logits",
     "follow_drafts",
+    "largest_step",
     "likeliest",
     "log_softmax",
     "logprobs",
@@ -211,6 +214,7 @@ def adjust_logits(
     logit_indices: Tensor,
     history: Tensor,
     rules: Tensor,
+    first_token: int = 0,
 ) -> None:
     values, past = _copy_of(logits), _copy_of(history)
     columns = [*PENALTIES.views(penalties.numpy()).values()]
@@ -221,10 +225,11 @@ def adjust_logits(
             continue
         tokens = np.concatenate([past[slot, : length - num_new], ids[end + 1 - num_new : end + 1]])
         past[slot, length - 1] = tokens[-1]
-        _apply_rules(own, table[slot], tokens, num_prompt)
-        penalize(own, tokens, num_prompt, *amounts)
+        _apply_rules(own, table[slot], tokens, num_prompt, first_token)
+        places = tokens - first_token  # those of no column change nothing
+        penalize(own, places, num_prompt, *amounts)
         if ngram_size > 0:
-            ban_repeats(own, tokens, ngram_size)
+            ban_repeats(own, places, ngram_size)
     _write(logits, values)
     _write(history, past)
 
@@ -234,14 +239,16 @@ def _apply_rules(
     words: npt.NDArray[np.int32],
     tokens: npt.NDArray[np.int32],
     num_prompt: int,
+    first_token: int,
 ) -> None:
-    """Adds the amounts of rules in `words` that hold behind `tokens` to logits [V], in place."""
+    """Adds the amounts of rules in `words` that hold behind `tokens` to logits, in place."""
     for head in words[1 : 1 + 4 * int(words[0])].reshape(-1, 4):
         start, size, _, until = head.tolist()
         *prefix, token = words[start : start + size].tolist()
         holds = tokens[len(tokens) - len(prefix) :].tolist() == prefix
-        if holds and len(tokens) - num_prompt < until and token < len(logits):
-            logits[token] += head[2:3].view(np.float32)[0]
+        place = token - first_token
+        if holds and len(tokens) - num_prompt < until and 0 <= place < len(logits):
+            logits[place] += head[2:3].view(np.float32)[0]
 
 
 def penalize(
@@ -299,6 +306,26 @@ def sample_step(logits: Tensor, choices: Tensor, last_tokens: Tensor) -> None:
     inputs = [paddle.to_tensor(columns[name][:num_rows].copy()) for name in names]
     tokens[:num_rows] = sample(logits, *inputs).numpy()
     _write(last_tokens, tokens)
+
+
+def largest_step(logits: Tensor, last_tokens: Tensor, share: Share) -> None:
+    begin, end = share.tokens()
+    tokens = _copy_of(last_tokens)
+    tokens[: len(logits)] = largest_of_ranks(logits.numpy()[:, : end - begin], share)
+    _write(last_tokens, tokens)
+
+
+def largest_of_ranks(values: npt.NDArray[np.float32], share: Share) -> npt.NDArray[np.int64]:
+    """The token [L] of the largest logit of each row, of which values [L, N] are a rank's.
+
+    A value and an id of each row are all that ranks send. -1 where one is not a number.
+    """
+    rows, best = np.arange(len(values)), values.argmax(axis=1)  # of a NaN, where there is one
+    own = np.stack([values[rows, best], best + share.tokens()[0]]).astype(np.float64)
+    every = communicator.gather_ranks(own, share.ranks.size)
+    largest, ids = every[:, 0], every[:, 1].astype(np.int64)
+    ranks = largest.argmax(axis=0)  # the first of several, whose ids are the lowest
+    return np.where(np.isnan(largest[ranks, rows]), -1, ids[ranks, rows])
 
 
 def verify_window(

@@ -138,7 +138,7 @@ def arrays_choices(arrays: Arrays, known: dict[int, list[int]]) -> Choices:
     masks = of[5]
 
     def fill_masks(into: npt.NDArray[np.int32]) -> None:
-        into[...] = masks
+        into[: len(masks)] = masks
 
     return Choices(
         rows,

@@ -144,6 +144,10 @@ Status copy_blocks(const CopyBlocksParams& p, const Launch& on) {
 
 Status adjust_logits(const AdjustLogitsParams& params, const Launch& on) {
   return queue(on.stream, "adjust_logits", [p = params] {
+    const auto column = [&](int64_t token) {
+      const int64_t at = token - p.first_token;
+      return token >= 0 && at < p.vocab_size ? at : -1;
+    };
     for (int64_t row = 0; row < p.num_rows; ++row) {
       const int64_t slot = p.slot[row], length = p.length[row];
       if (slot < 0) continue;
@@ -161,25 +165,24 @@ Status adjust_logits(const AdjustLogitsParams& params, const Launch& on) {
         if (prefix > length || length - p.num_prompt[row] >= rule[3]) continue;
         float amount;
         std::memcpy(&amount, rule + 2, 4);
-        if (tokens[prefix] < p.vocab_size &&
-            std::equal(tokens, tokens + prefix, history.end() - prefix)) {
-          logits[tokens[prefix]] += amount;
+        const int64_t at = column(tokens[prefix]);
+        if (at >= 0 && std::equal(tokens, tokens + prefix, history.end() - prefix)) {
+          logits[at] += amount;
         }
       }
       std::map<int32_t, int> counts;  // of the output, for every token of the history
       for (int64_t i = 0; i < length; ++i) counts[history[i]] += i >= p.num_prompt[row];
       for (const auto& [token, count] : counts) {
-        if (token < 0 || token >= p.vocab_size) continue;
-        float& x = logits[token];
+        if (column(token) < 0) continue;
+        float& x = logits[column(token)];
         x = x > 0.f ? x / p.repetition[row] : x * p.repetition[row];
         if (count > 0) x -= p.presence[row] + p.frequency[row] * static_cast<float>(count);
       }
       const int64_t size = p.no_repeat_ngram_size[row];
       for (int64_t i = 0; size > 0 && i + size <= length; ++i) {
-        const int32_t token = history[i + size - 1];
-        if (token >= 0 && token < p.vocab_size &&
-            std::equal(history.end() - (size - 1), history.end(), history.begin() + i)) {
-          logits[token] = -kInfinity;
+        const int64_t at = column(history[i + size - 1]);
+        if (at >= 0 && std::equal(history.end() - (size - 1), history.end(), history.begin() + i)) {
+          logits[at] = -kInfinity;
         }
       }
     }
@@ -332,6 +335,33 @@ Status gather_over_ranks(const GatherColumnsParams& params, const Launch& on) {
       for (size_t rank = 0; rank < counts.size(); ++rank) {
         to = std::copy_n(parts.data() + rank * values + row * p.width, counts[rank], to);
       }
+    }
+  });
+}
+
+Status largest_over_ranks(const LargestParams& params, const Launch& on) {
+  return queue(on.stream, "largest_over_ranks", [p = params] {
+    struct Best {
+      float value;
+      int32_t token;
+    };
+    const int64_t rows = p.num_rows, size = current_communicator()->size();
+    std::vector<Best> own(rows), all(rows * size);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* const x = p.logits + row * p.width;
+      Best& best = own[row] = {x[0], static_cast<int32_t>(p.begin)};
+      for (int64_t i = 0; i < p.count && !std::isnan(best.value); ++i) {
+        if (!(x[i] <= best.value)) best = {x[i], static_cast<int32_t>(p.begin + i)};
+      }
+    }
+    check(current_communicator()->gather(own.data(), all.data(), rows * int64_t{sizeof(Best)}));
+    for (int64_t row = 0; row < rows; ++row) {
+      Best best = all[row];
+      for (int64_t rank = 1; rank < size && !std::isnan(best.value); ++rank) {
+        const Best& other = all[rank * rows + row];
+        if (!(other.value <= best.value)) best = other;
+      }
+      p.token_ids[row] = std::isnan(best.value) ? -1 : best.token;
     }
   });
 }

@@ -85,6 +85,8 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "prefixes": ("answers_equal_attention_over_prefix_and_prompt[llama_gqa, 5 tokens-graph]",),
     "ranks": (
         "choices_are_those_of_one_gpu",
+        "greedy_tokens_are_found_without_the_logits_of_all",
+        "a_program_of_each_rank_answers_as_transformers",
         "drafts_and_text_are_those_of_one_gpu[eagle]",
         "a_killed_rank_ends_all_in_time[1]",
         "gpus_that_cannot_be_ranks_together_are_refused_by_name",
@@ -106,7 +108,7 @@ SMOKE: dict[str, tuple[str, ...]] = {
     "schemes": ("exported_programs_give_the_same_tokens[weight_only_int4 group]",),
     "sparse_caches": ("logits_and_tokens_are_numpys[AEAEAE-graph]",),
     "traffic": ("second_gpu_answers_as_the_first", "engines_on_two_gpus_take_turns"),
-    "twins": ("resolve_tokens", "follow_drafts", "sample_step"),
+    "twins": ("resolve_tokens", "follow_drafts", "sample_step", "adjust_logits[199-2]"),
     "vectors": ("texts_ride_in_the_steps_of_answers_and_neither_changes[graph]",),
     "speculative": ("text_of_a_few_prompts_is_the_same",),
     "window": ("drafts_that_the_device_alone_knows_stand_as_on_the_cpu[follows]",),

@@ -34,7 +34,7 @@ PARTS = {
     "rows": ("float32", "bfloat16", "float16"),
     "sampling": ("adjust", "sample"),
     "delta_net": ("any", "steps", "chunks", "cuts", "extremes", "long", "conv"),
-    "ranks": ("sums", "norms", "columns", "ends"),
+    "ranks": ("sums", "norms", "columns", "largest", "ends"),
 }
 CASES = [(program, part) for program, parts in PARTS.items() for part in parts]
 # For compute-sanitizer, with what makes few cases of a part: a word, or rounds of random ones.

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from predict import LLM, SamplingParams
+from export.export_model import export_model
+from predict import LLM, Guide, SamplingParams
 from predict.device import devices
 from predict.errors import EngineError, UserError
 from predict.ranks import gpus
 from predict.ranks.ahead import AheadRunner
 from predict.ranks.life import state_of
-from tests.support import gpu_rank
+from tests.support import gpu_rank, tiny
 from tests.support.draft_heads import write_followed, write_knowing
 from tests.support.drafts import draft_always
 from tests.support.golden import check_greedy, config, greedy, runs
@@ -104,6 +105,42 @@ def test_choices_are_those_of_one_gpu() -> None:
         found.append([answer.token_ids for answer in answers])
         assert llm.stats().num_used_blocks == 0
     assert found[0] == found[1]
+
+
+def test_greedy_tokens_are_found_without_the_logits_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value and an id of each row travel, where penalties, bans and guides change rows too."""
+    model = tiny.write_with_tokenizer(tmp_path)
+    plain = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
+    changes: list[dict[str, Any]] = [
+        {"repetition_penalty": 1.3, "logit_bias": {7: 2.0, 300: 3.0, 301: -9.0}},
+        {"no_repeat_ngram_size": 2, "bad_words": [[9], [340], [11, 400]]},
+        {"frequency_penalty": 0.6, "guide": Guide(regex="[a-z]{2,6} [0-9]+")},
+    ]
+    adjusted = [replace(plain, **each) for each in changes]
+    found = []
+    for ranks in (False, True):
+        monkeypatch.setenv(gpu_rank.NO_JOINING, str(int(ranks)))
+        settings = {**SETTINGS, "batch_size": 3, "max_length": 64}
+        llm = over_ranks(model, **settings) if ranks else LLM(config(model, **settings))
+        asked = ([plain] * 3, [*adjusted[:2], plain], adjusted)
+        texts = [llm.generate(PROMPTS, params) for params in asked]
+        found.append([[answer.token_ids for answer in answers] for answers in texts])
+    assert found[0] == found[1]
+
+
+def test_a_program_of_each_rank_answers_as_transformers(tmp_path: Path) -> None:
+    ((max_length, which),) = runs(CASE)
+    given: dict[str, Any] = {"max_length": max_length, **SETTINGS}
+    two = {**given, "device": "gpu:1,0", "tensor_parallel_degree": 2}
+    export_model(config(CASE, **two), tmp_path / "out")
+    folder = str(tmp_path / "out")
+    llm = over_ranks(folder, mode="static", **{**given, "device": "gpu:1,0"})
+    check_logits(llm, CASE, which)
+    check_greedy(llm, CASE, which)
+    with pytest.raises(UserError, match=r"is for 2 rank.*tensor_parallel_degree is 1; give 2"):
+        LLM(config(folder, mode="static", **given))
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "medusa"])

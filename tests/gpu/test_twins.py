@@ -68,9 +68,9 @@ def test_follow_drafts(gpu: devices.Device, num_seqs: int) -> None:
     assert_alike(gpu, follow_drafts_case(num_seqs))
 
 
-@pytest.mark.parametrize("vocab", VOCABS)
-def test_adjust_logits(gpu: devices.Device, vocab: int) -> None:
-    assert_alike(gpu, adjust_logits_case(vocab)[0], 1e-6)
+@pytest.mark.parametrize(("vocab", "first"), [*((vocab, 0) for vocab in VOCABS), (199, 2)])
+def test_adjust_logits(gpu: devices.Device, vocab: int, first: int) -> None:
+    assert_alike(gpu, adjust_logits_case(vocab, first)[0], 1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -152,16 +152,18 @@ def test_steps_move_to_where_a_verification_got(num_seqs: int) -> None:
         np.testing.assert_array_equal(left, right_array)
 
 
-@pytest.mark.parametrize("vocab", [5, 97])
-def test_logits_are_adjusted_as_the_processors_adjust_them(vocab: int) -> None:
-    case, rows = adjust_logits_case(vocab)
+@pytest.mark.parametrize(("vocab", "first"), [(5, 0), (97, 0), (97, 2)])
+def test_logits_are_adjusted_as_the_processors_adjust_them(vocab: int, first: int) -> None:
+    case, rows = adjust_logits_case(vocab, first)
     (got, _, _, _, history, _), _, _ = outcome(case)
     slots = case.arrays[1][3]
     wanted = case.arrays[0].copy()
     for row, (adjustment, tokens, num_prompt) in enumerate(rows):
         if adjustment is None:
             continue
-        adjustment.apply(wanted[row], tokens, num_prompt)
+        whole = np.append(np.zeros(first, np.float32), wanted[row])
+        adjustment.apply(whole, tokens, num_prompt)
+        wanted[row] = whole[first:]
         assert history[slots[row], len(tokens) - 1] == tokens[-1]
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
 

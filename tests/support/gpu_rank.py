@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,13 +16,18 @@ from predict.config import ranks
 from predict.ranks.front import Ranks
 from tests.fake_gpu import chosen
 
-NO_GRAPHS = "REGATTA_TEST_NO_GRAPHS"  # of the environment: 1 runs steps operator by operator
+# Of the environment: 1 runs steps operator by operator, and refuses to join logits of all ranks.
+NO_GRAPHS, NO_JOINING = "REGATTA_TEST_NO_GRAPHS", "REGATTA_TEST_NO_JOINING"
 
 
 def of_tests(patch: Any) -> None:
     """Has models over ranks of GPUs take this module's processes. patch: pytest's monkeypatch."""
     patch.setattr(ranks, "DEVICES", ("cpu", "gpu"))
     patch.setattr("predict.ranks.start.Ranks", partial(Ranks, module=__name__))
+
+
+def _refused(x: Any, counts: Sequence[int]) -> Any:
+    raise RuntimeError("logits of all ranks are joined")
 
 
 def main() -> None:
@@ -31,6 +37,11 @@ def main() -> None:
         chosen.select(folder)
     from predict import rank_process
     from predict.engine.runner import gpu, graphs
+
+    if os.environ.get(NO_JOINING) == "1":
+        from predict.ops import compiled
+
+        compiled.gather_ranks = _refused
 
     graphs.OFTEN_MET = graphs.OFTEN_MET_OF_MANY = 2  # as tests/gpu/conftest.py
     cache = graphs.GraphCache

@@ -138,8 +138,11 @@ class Adjusted(NamedTuple):
     num_prompt: int
 
 
-def adjust_logits_case(vocab: int) -> tuple[Case, list[Adjusted]]:
-    """Rows of requests with penalties, rules and n-grams; some have drafts, so several rows."""
+def adjust_logits_case(vocab: int, first: int = 0) -> tuple[Case, list[Adjusted]]:
+    """Rows of requests with penalties, rules and n-grams; some have drafts, so several rows.
+
+    first: the token of the first column.
+    """
     random = np.random.default_rng(vocab)
     num_slots, max_length, width = 9, 90, 64
     adjustments = [
@@ -193,7 +196,7 @@ def adjust_logits_case(vocab: int) -> tuple[Case, list[Adjusted]]:
         history,
         rules,
     )
-    return Case(arrays, lambda ops, t: ops.adjust_logits(*t)), rows
+    return Case(arrays, lambda ops, t: ops.adjust_logits(*t, first)), rows
 
 
 def logprobs_case(vocab: int, num_top: int) -> Case:

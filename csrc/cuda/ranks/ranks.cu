@@ -334,6 +334,11 @@ bool is_aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0
 
 const Exchange* current_exchange() { return current ? &current->exchange : nullptr; }
 
+NcclRoom nccl_room() {
+  return gathered == nullptr ? NcclRoom{}
+                             : NcclRoom{gathered, kGatheredBytes / 4, num_ranks_of_nccl};
+}
+
 SumProblem sum_problem(int64_t bytes) {
   const int size = current ? current->exchange.size : 1;
   return {bytes, size, compute_capability(), current_links, has_nccl()};

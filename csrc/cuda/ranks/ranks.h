@@ -10,6 +10,15 @@ namespace regatta::cuda {
 // take it run in the same order, with the same sizes and grids, on all ranks.
 const Exchange* current_exchange();
 
+// Where NCCL alone takes parts from one to the other: room for all ranks' parts, and how many they
+// are. Null and 1 elsewhere.
+struct NcclRoom {
+  float* words = nullptr;
+  int64_t num_words = 0;
+  int size = 1;
+};
+NcclRoom nccl_room();
+
 // A sum of parts of so many bytes, as the tables know it.
 SumProblem sum_problem(int64_t bytes);
 

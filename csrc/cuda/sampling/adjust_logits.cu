@@ -35,8 +35,20 @@ struct History {
   __device__ __forceinline__ int operator[](int i) const { return i < num_old ? old[i] : fresh[i]; }
 };
 
+// Logits of tokens first, first + 1, ...: a rank's may be some of them.
+struct Logits {
+  float* values;
+  int first, size;
+
+  // The column of a token; below 0 where there is none.
+  __device__ __forceinline__ int column(int token) const {
+    const int at = token - first;
+    return token >= 0 && at < size ? at : -1;
+  }
+};
+
 __device__ __forceinline__ void apply_rules(const History& history, const int32_t* rules,
-                                            float* logits, int vocab_size) {
+                                            const Logits& logits) {
   const int num_rules = rules[0];
   for (int r = threadIdx.x; r < num_rules; r += kThreads) {
     const int32_t* rule = rules + 1 + kRuleWords * r;
@@ -47,9 +59,9 @@ __device__ __forceinline__ void apply_rules(const History& history, const int32_
     for (int i = prefix - 1; i >= 0 && ends; --i) {
       ends = tokens[i] == history[history.length - prefix + i];
     }
-    const int token = tokens[prefix];
+    const int at = logits.column(tokens[prefix]);
     // A token has one finite amount at most, so the order of additions does not matter.
-    if (ends && token < vocab_size) atomicAdd(logits + token, __int_as_float(rule[2]));
+    if (ends && at >= 0) atomicAdd(logits.values + at, __int_as_float(rule[2]));
   }
 }
 
@@ -85,7 +97,7 @@ __device__ __forceinline__ bool count_token(int* keys, uint32_t* counts, int id,
 // For a token that found no place in the table (a history made to collide): its first thread
 // counts it by itself.
 __device__ __noinline__ void penalize_alone(const History& history, const Penalties& penalties,
-                                            float* logits, int i) {
+                                            const Logits& logits, int i) {
   const int id = history[i];
   uint32_t count = 0;
   for (int j = 0; j < history.length; ++j) {
@@ -93,12 +105,11 @@ __device__ __noinline__ void penalize_alone(const History& history, const Penalt
     if (j < i) return;
     count = j < history.num_prompt ? count | kInPrompt : count + 1;
   }
-  penalties.apply(logits + id, count);
+  penalties.apply(logits.values + logits.column(id), count);
 }
 
 __device__ __forceinline__ void penalize(const History& history, const Penalties& penalties,
-                                         float* logits, int vocab_size, int* keys,
-                                         uint32_t* counts) {
+                                         const Logits& logits, int* keys, uint32_t* counts) {
   const uint32_t num_parts = (history.length + kPart - 1) / kPart;
   for (uint32_t part = 0; part < num_parts; ++part) {
     for (int at = threadIdx.x; at < kTable; at += kThreads) keys[at] = -1, counts[at] = 0;
@@ -106,7 +117,7 @@ __device__ __forceinline__ void penalize(const History& history, const Penalties
 #pragma unroll 4
     for (int i = threadIdx.x; i < history.length; i += kThreads) {
       const int id = history[i];
-      if (id < 0 || id >= vocab_size) continue;
+      if (logits.column(id) < 0) continue;
       const uint32_t hash = mixed(id);
       if ((hash >> 12) % num_parts != part) continue;
       if (!count_token(keys, counts, id, hash, i < history.num_prompt)) {
@@ -115,21 +126,21 @@ __device__ __forceinline__ void penalize(const History& history, const Penalties
     }
     __syncthreads();
     for (int at = threadIdx.x; at < kTable; at += kThreads) {
-      if (keys[at] >= 0) penalties.apply(logits + keys[at], counts[at]);
+      if (keys[at] >= 0) penalties.apply(logits.values + logits.column(keys[at]), counts[at]);
     }
     __syncthreads();
   }
 }
 
-__device__ __forceinline__ void ban_repeats(const History& history, int size, float* logits,
-                                            int vocab_size) {
+__device__ __forceinline__ void ban_repeats(const History& history, int size,
+                                            const Logits& logits) {
   const int tail = history.length - (size - 1);  // where the n-gram to come begins
   for (int i = threadIdx.x; i < tail; i += kThreads) {
     bool repeats = true;
     for (int k = 0; k < size - 1 && repeats; ++k) repeats = history[i + k] == history[tail + k];
     if (!repeats) continue;
-    const int id = history[i + size - 1];
-    if (id >= 0 && id < vocab_size) logits[id] = -INFINITY;
+    const int at = logits.column(history[i + size - 1]);
+    if (at >= 0) logits.values[at] = -INFINITY;
   }
 }
 
@@ -141,22 +152,22 @@ __global__ void __launch_bounds__(kThreads) adjust_logits_kernel(const AdjustLog
   const int64_t row = blockIdx.x;
   const int slot = p.slot[row];
   if (slot < 0) return;
-  float* logits = p.logits + row * p.vocab_size;
-  const int vocab_size = static_cast<int>(p.vocab_size);
+  const Logits logits = {p.logits + row * p.vocab_size, static_cast<int>(p.first_token),
+                         static_cast<int>(p.vocab_size)};
   int32_t* old = p.history + slot * p.max_length;
   const int length = p.length[row];
   const int32_t* newest = p.token_ids + p.logit_indices[row];
   const History history = {old, newest - (length - 1), length - p.num_new[row], length,
                            p.num_prompt[row]};
   if (threadIdx.x == 0) old[length - 1] = *newest;
-  apply_rules(history, p.rules + slot * p.rules_width, logits, vocab_size);
+  apply_rules(history, p.rules + slot * p.rules_width, logits);
   __syncthreads();
   const Penalties penalties = {p.repetition[row], p.presence[row], p.frequency[row]};
   if (penalties.repetition != 1.f || penalties.presence != 0.f || penalties.frequency != 0.f) {
-    penalize(history, penalties, logits, vocab_size, keys, counts);
+    penalize(history, penalties, logits, keys, counts);
   }
   const int ngram_size = p.no_repeat_ngram_size[row];
-  if (ngram_size > 0) ban_repeats(history, ngram_size, logits, vocab_size);
+  if (ngram_size > 0) ban_repeats(history, ngram_size, logits);
 }
 
 }  // namespace

@@ -17,6 +17,13 @@ inline Status check_vocab_size(const char* name, int64_t vocab_size) {
                        " is out of range (allowed: 1 to 2^30 - 1)");
 }
 
+// Unsigned order of these words is the order of the floats; NaN (either sign) is given the top.
+__device__ __forceinline__ uint32_t ordered(float x) {
+  if (x != x) return ~0u;
+  const uint32_t bits = __float_as_uint(x + 0.f);  // -0 equals 0
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 // The value of a word whose upper half is ordered as values are.
 inline __device__ float value_of(uint64_t word) {
   const uint32_t ordered = static_cast<uint32_t>(word >> 32);

@@ -81,13 +81,6 @@ __device__ __forceinline__ void row_sync(int cluster) {
   }
 }
 
-// Unsigned order of these words is the order of the floats; NaN (either sign) is given the top.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  if (x != x) return ~0u;
-  const uint32_t bits = __float_as_uint(x + 0.f);  // -0 equals 0
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
 __device__ __forceinline__ float from_ordered(uint32_t word) {
   return __uint_as_float(word & 0x80000000u ? word & 0x7fffffffu : ~word);
 }

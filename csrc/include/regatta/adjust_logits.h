@@ -37,6 +37,7 @@ struct AdjustLogitsParams {
   int64_t vocab_size = 0;
   int64_t max_length = 0;   // M
   int64_t rules_width = 0;  // W
+  int64_t first_token = 0;  // of the first column: 0 but where one rank has some tokens' logits
 };
 
 }  // namespace regatta

@@ -66,6 +66,15 @@ struct SumRanksParams {
   const AllReduce* by = nullptr;  // null: as cuda/ranks/select.h says
 };
 
+// The token of the largest logit of each row, of which every rank has a part: the lowest of equals;
+// -1 where one is not a number.
+struct LargestParams {
+  const float* logits = nullptr;  // [num_rows, width]
+  int32_t* token_ids = nullptr;   // [num_rows]
+  int64_t num_rows = 0, width = 0;
+  int64_t begin = 0, count = 0;  // the first `count` columns are those of tokens from `begin` on
+};
+
 // Row t of `all`: the first counts[r] columns of row t of rank r's part, of all ranks in order.
 struct GatherColumnsParams {
   const float* part = nullptr;  // [num_rows, width], at a multiple of 16 bytes
@@ -159,6 +168,7 @@ Status logprobs(const LogprobsParams& params, const Launch& launch);
 // same order.
 Status sum_ranks(const SumRanksParams& params, const Launch& launch);
 Status gather_over_ranks(const GatherColumnsParams& params, const Launch& launch);
+Status largest_over_ranks(const LargestParams& params, const Launch& launch);
 Status own_rows(const OwnRowsParams& params, const Launch& launch);
 
 // params.copies is host memory; what it names is read before the call returns.

@@ -149,6 +149,7 @@ class GraphShape(NamedTuple):
     chooses: bool = True  # tokens are drawn, in it or by the graph of the choice
     taps: tuple[str, ...] = ()  # hidden states that it returns
     pictured: bool = False  # tokens of pictures are read; no graph runs that
+    apart: bool = False  # each rank has its own tokens' logits, and the largest of all is wanted
 
     @property
     def returns(self) -> bool:

@@ -42,10 +42,18 @@ from predict.engine.runner.transport import (
     TokensOnTheirWay,
     WaitingTokens,
 )
-from predict.engine.step import Choices, CopyBlocks, Followed, KnownTokens, StepTokens
+from predict.engine.step import (
+    Choices,
+    CopyBlocks,
+    Followed,
+    KnownTokens,
+    StepTokens,
+    are_largest,
+)
 from predict.engine.window import WindowDrafts
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import Field, RowKind, StepInputs, bucket_size, fields_with
+from predict.nn.spec import Share
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -82,6 +90,7 @@ class GpuRunner:
         always_adapted: bool = False,
         takes_all: bool = False,
         token_ids: npt.NDArray[np.int32] | None = None,
+        share: Share | None = None,
     ):
         """max_length: tokens of the longest sequence, which bounds every replay of a graph.
 
@@ -89,7 +98,7 @@ class GpuRunner:
         a step, where drafts make more of them than max_num_seqs. max_drafts: of a draft model for
         one step. shelf: the target's, for a draft model's runner. fields: of the network.
         adapter_pages: of the largest adapter. always_adapted, takes_all: see GpuNetwork.
-        token_ids: see GpuChooser.
+        token_ids: see GpuChooser. share: of a rank whose `forward` gives its own tokens' logits.
         """
         import paddle
 
@@ -98,7 +107,7 @@ class GpuRunner:
         self._max_length = max_length
         self._adapter_pages = adapter_pages
         self._max_blocks = -(-max_length // block_size)
-        self._vocab_size = vocab_size
+        self._vocab_size, self._share = vocab_size, share
         self._max_rows = bucket_size(max(max_rows, max_num_seqs))
         size = self._max_rows + 2 * max_drafts
         self._last_tokens = paddle.zeros([size], "int32", device=device.place())
@@ -114,7 +123,7 @@ class GpuRunner:
         )
         self.chooser = GpuChooser(
             *(device, layout, self._last_tokens, vocab_size, self._max_rows, max_length),
-            token_ids,
+            *(token_ids, share),
         )
         self.graphs = GraphCache(cuda.GraphPool(device), graph_bytes)
         self._pinned = PinnedMemory(device)
@@ -201,7 +210,7 @@ class GpuRunner:
         """Tokens whose choice is queued too where all tokens before it are known."""
 
         def finish() -> StepTokens:
-            self.chooser.send_masks(choices)
+            self.chooser.send_masks(choices, outputs.share is not None)
             draw()
             return send(outputs)
 
@@ -222,6 +231,7 @@ class GpuRunner:
             adapted=self.network.reads_adapters(inputs),
             chooses=bool(choices.rows),
             pictured=inputs.image_rows is not None and bool((inputs.image_rows >= 0).any()),
+            apart=self._share is not None and bool(choices.rows) and are_largest(choices),
         )
 
     def _start(

@@ -11,11 +11,12 @@ import numpy.typing as npt
 from predict.device import cuda
 from predict.device.devices import Device
 from predict.engine.choices import GREEDY, Choice
-from predict.engine.masks import num_words
+from predict.engine.masks import masks_from, num_words
 from predict.engine.runner.buffers import FieldLayout, GraphShape, StepBuffer
 from predict.engine.step import Choices
 from predict.engine.token_history import NO_SLOT, TokenHistory
 from predict.engine.window import WindowDrafts
+from predict.nn.spec import Share
 from predict.ops import compiled as ops
 
 if TYPE_CHECKING:
@@ -53,10 +54,12 @@ class GpuChooser:
         max_rows: int,
         max_length: int,
         token_ids: npt.NDArray[np.int32] | None = None,
+        share: Share | None = None,
     ):
         """max_rows: of logits that tokens are drawn from. max_length: tokens of a sequence.
 
         token_ids: [D] of logits of fewer tokens; token 0 stands in for one that cannot be drawn.
+        share: of this rank, where steps may have their logits apart (GraphShape).
         """
         import paddle
 
@@ -70,7 +73,8 @@ class GpuChooser:
         self._max_length = max_length
         self._stream = cuda.current_stream(device)
         self._history: TokenHistory | None = None  # from the first adjustment on
-        self._masks: MaskBuffer | None = None  # from the first guide on
+        self._share = share
+        self._masks: dict[bool, MaskBuffer] = {}  # from the first guide on; apart, or of all tokens
         self._beams = BeamBuffer(self._stream)
 
     def admit(self, choices: Choices) -> bool:
@@ -111,10 +115,15 @@ class GpuChooser:
         if shape.adjusted:
             assert self._history is not None
             history, rules = self._history.tokens, self._history.rules
-            ops.adjust_logits(logits, penalties, token_ids, logit_indices, history, rules)
+            first = self._first_token(shape.apart)
+            ops.adjust_logits(logits, penalties, token_ids, logit_indices, history, rules, first)
         if shape.guided:
-            ops.mask_logits(logits, self._mask_buffer().device)
-        ops.sample_step(logits, choices, self._last_tokens)
+            ops.mask_logits(logits, self._mask_buffer(shape.apart).device)
+        if shape.apart:
+            assert self._share is not None
+            ops.largest_step(logits, self._last_tokens, self._share)
+        else:
+            ops.sample_step(logits, choices, self._last_tokens)
         if self.token_ids is not None:
             rows = self._last_tokens[: len(logits)]
             tokens = ops.take_ids(self.token_ids, rows)
@@ -125,9 +134,13 @@ class GpuChooser:
                 logits, choices, token_ids, logit_indices, tokens, window.window, most
             )
 
-    def send_masks(self, choices: Choices) -> None:
-        """Computes a step's masks, and queues their copy."""
-        self._mask_buffer().send(choices)
+    def send_masks(self, choices: Choices, apart: bool) -> None:
+        """Computes a step's masks, and queues their copy. apart: see GraphShape."""
+        self._mask_buffer(apart).send(choices)
+
+    def _first_token(self, apart: bool) -> int:
+        """Of those whose logits a step has."""
+        return self._share.tokens()[0] if apart and self._share else 0
 
     def find(
         self, buffer: StepBuffer, logits: Tensor, shape: GraphShape, choices: Choices
@@ -140,7 +153,7 @@ class GpuChooser:
         rows = self._beams.rows(list(choices.candidates), self._device)
         ops.log_softmax(logits, rows)
         if shape.guided:
-            self.send_masks(choices)
+            self.send_masks(choices, shape.apart)
         self.draw(buffer, logits, shape, choices.window)
         count = min(max(choices.candidates.values()), self._vocab_size)
         return self._beams.found(ops.likeliest(logits, rows, count))
@@ -161,10 +174,14 @@ class GpuChooser:
             measured[1] = ops.logprobs(of_prompt, on_device, min(prompt.num_top, self._vocab_size))
         return measured
 
-    def _mask_buffer(self) -> MaskBuffer:
-        if self._masks is None:
-            self._masks = MaskBuffer(self._max_rows, self._vocab_size, self._device, self._stream)
-        return self._masks
+    def _mask_buffer(self, apart: bool) -> MaskBuffer:
+        if apart not in self._masks:
+            width = self._share.num_rows if apart and self._share else self._vocab_size
+            self._masks[apart] = MaskBuffer(
+                *(self._max_rows, self._vocab_size, self._device, self._stream),
+                *(self._first_token(apart), width),
+            )
+        return self._masks[apart]
 
 
 class MaskBuffer:
@@ -173,10 +190,25 @@ class MaskBuffer:
     host, device: [num_rows, W] (see ops.mask_logits).
     """
 
-    def __init__(self, num_rows: int, vocab_size: int, device: Device, stream: int):
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: Device,
+        stream: int,
+        begin: int = 0,
+        width: int | None = None,
+    ):
+        """begin, width: the first token of rows of logits, and their columns; None: vocab_size."""
         import paddle
 
-        shape = [num_rows, num_words(vocab_size)]
+        width = vocab_size if width is None else width
+        self._begin = begin
+        # What `fill_masks` writes, where the device needs a part of it.
+        is_part = begin > 0 or width < vocab_size
+        whole = [num_rows, num_words(vocab_size)]
+        self._whole = np.empty(whole, np.int32) if is_part else None
+        shape = [num_rows, num_words(width)]
         self.host: npt.NDArray[np.int32] = cuda.pinned(shape, np.int32)
         self.device: Tensor = paddle.full(shape, -1, "int32", device=device.place())
         self._stream = stream
@@ -187,8 +219,15 @@ class MaskBuffer:
         """Computes the masks of a step's rows, and queues their copy."""
         assert choices.fill_masks is not None
         self._copied.synchronize()
-        choices.fill_masks(self.host)
-        num_bytes = len(choices.rows) * self.host.strides[0]
+        num_rows = len(choices.rows)
+        if self._whole is None:
+            choices.fill_masks(self.host)
+        else:
+            choices.fill_masks(self._whole)
+            self.host[:num_rows] = masks_from(
+                self._whole[:num_rows], self._begin, self.host.shape[1]
+            )
+        num_bytes = num_rows * self.host.strides[0]
         cuda.copy_bytes(self.device.data_ptr(), self.host.ctypes.data, num_bytes, self._stream)
         self._copied.record(self._stream)
 

@@ -13,6 +13,7 @@ from predict.engine.runner.networks import Forward
 from predict.nn.decoder import StepOutputs
 from predict.nn.inputs import StepInputs, max_lens_of
 from predict.ops import compiled as ops
+from predict.ops.composed import whole
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -68,4 +69,5 @@ class GpuNetwork:
             choices, _, plan = buffer.tensors[self.layout.num_fields :]
             ops.follow_drafts(inputs, choices, plan, self._followed, self._block_size)
         ops.resolve_tokens(inputs.token_ids, self._last_tokens)
-        return self.forward(inputs, int(max_lens[4]), shape.taps)
+        outputs = self.forward(inputs, int(max_lens[4]), shape.taps)
+        return outputs if shape.apart else whole(ops, outputs)

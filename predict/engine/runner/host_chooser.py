@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from predict.device import communicator
 from predict.engine.beams import Candidates, likeliest, log_softmax
 from predict.engine.choices import GREEDY, Choice
 from predict.engine.logprobs import LogprobTable, measure
-from predict.engine.masks import num_words
-from predict.engine.step import Adjusted, Choices, KnownTokens, Logprobs
+from predict.engine.masks import masks_from, num_words
+from predict.engine.step import Adjusted, Choices, KnownTokens, Logprobs, are_largest
 from predict.engine.window import verified
 from predict.nn.decoder import StepOutputs
 from predict.nn.spec import Share
+from predict.ops import composed
 from predict.ops.columns import CHOICES
-from predict.ops.composed import of_all_tokens
+from predict.ops.plain_sampling import largest_of_ranks
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -42,7 +42,7 @@ class HostChooser:
     def choose(self, outputs: StepOutputs, choices: Choices) -> KnownTokens:
         """The tokens, and the logprobs that are wanted."""
         if outputs.share is not None:
-            if outputs.logits is not None and _are_largest(choices):
+            if outputs.logits is not None and are_largest(choices):
                 return KnownTokens(
                     self._largest(outputs.logits, choices, outputs.share), Logprobs()
                 )
@@ -68,17 +68,11 @@ class HostChooser:
         return KnownTokens(tokens, Logprobs(of_tokens, of_prompt))
 
     def whole(self, outputs: StepOutputs) -> StepOutputs:
-        """The outputs with the logits of all tokens, which ranks send each other."""
-        if outputs.share is None or outputs.logits is None:
-            return outputs
-        logits = of_all_tokens(self._backend, outputs.logits, outputs.share)
-        return outputs._replace(logits=logits, share=None)
+        """See predict.ops.composed.whole."""
+        return composed.whole(self._backend, outputs)
 
     def _largest(self, logits: Tensor, choices: Choices, share: Share) -> list[int]:
-        """The token of the largest logit of each row, of which ranks have a part each.
-
-        A value and an id of each row are all that they send. -1 where one is not a number.
-        """
+        """The tokens of `largest_of_ranks`, as the choices change their logits."""
         begin, end = share.tokens()
         values = logits.numpy()[:, : end - begin]
         for row, adjusted in enumerate(choices.adjusted or ()):
@@ -90,17 +84,10 @@ class HostChooser:
         if choices.fill_masks is not None:
             masks = np.empty((len(values), num_words(share.whole.vocab_size)), np.int32)
             choices.fill_masks(masks)
-            first = begin // 8
-            own = masks.view(np.uint8)[:, first : -(-end // 8)]
-            allowed = np.unpackbits(own, axis=1, bitorder="little")[:, begin - 8 * first :]
+            own = masks_from(masks, begin, num_words(end - begin)).view(np.uint8)
+            allowed = np.unpackbits(own, axis=1, bitorder="little")
             values[allowed[:, : end - begin] == 0] = -np.inf
-        tokens = values.argmax(axis=1)  # of a NaN, where there is one
-        own_best = np.stack([np.take_along_axis(values, tokens[:, None], 1)[:, 0], tokens + begin])
-        every = communicator.gather_ranks(own_best.astype(np.float64), share.ranks.size)
-        best, ids = every[:, 0], every[:, 1].astype(np.int64)
-        ranks = best.argmax(axis=0)  # the first of several, whose ids are the lowest
-        rows = np.arange(len(ranks))
-        found: list[int] = np.where(np.isnan(best[ranks, rows]), -1, ids[ranks, rows]).tolist()
+        found: list[int] = largest_of_ranks(values, share).tolist()
         return found
 
     def tokens(self, logits: Tensor, choices: Choices) -> list[int | Candidates]:
@@ -186,14 +173,6 @@ def known_tokens(columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
     count = len(np.unique(columns))  # one for all that it does not know
     count -= count < len(columns)
     return np.argsort(columns, kind="stable")[:count].astype(np.int32)
-
-
-def _are_largest(choices: Choices) -> bool:
-    """Whether tokens are those of the largest logits, and nothing else is wanted of them."""
-    beside = (choices.num_top is not None, choices.prompt.token_ids, choices.candidates)
-    if any(beside) or choices.window is not None:
-        return False
-    return all(choice is GREEDY for choice in choices.rows)
 
 
 def _apply(values: npt.NDArray[np.float32], adjusted: Adjusted | None) -> None:

@@ -43,10 +43,9 @@ class DynamicForward:
         backend: ModuleType,
         decoder: Decoder,
         caches: Sequence[LayerCache],
-        parts: bool = False,
     ):
-        """parts: of one of several ranks the logits are its own tokens'. See StepOutputs.share."""
-        self.share = decoder.head.share if parts else None
+        # Of one of several ranks the logits are its own tokens'. See StepOutputs.share.
+        self.share = decoder.head.share
         if self.share is not None:
             decoder = replace(decoder, head=replace(decoder.head, share=None))
         self.backend, self.decoder, self.caches = backend, decoder, caches

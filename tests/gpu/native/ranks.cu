@@ -1,8 +1,8 @@
 // Sums and joins over ranks, a process each with a GPU of its own, against the host; and their
 // times in a graph. Where there are fewer GPUs than ranks these share them: slow, and as right.
 //
-//   ranks check sums|norms|columns|ends [RANKS]
-//   ranks time sums|norms [RANKS]
+//   ranks check sums|norms|columns|largest|ends [RANKS]
+//   ranks time sums|norms|largest [RANKS]
 //
 // REGATTA_NCCL names libnccl.so.2: its sums are checked and timed beside the own ones.
 #include <sys/mman.h>
@@ -286,6 +286,68 @@ void check_columns(const Words&) {
   }
 }
 
+// Rows with equals, of nothing but -inf, with a NaN, an infinity, and zeros of both signs.
+float logit_of(int r, int64_t row, int64_t column, int64_t width) {
+  const auto bits = mix((uint64_t(r) << 40) + row * width + column);
+  const bool here = column == 20 + row % 7;
+  switch (row % 5) {
+    case 1:
+      return -INFINITY;
+    case 2:
+      if (here && r == 1) return NAN;
+      break;
+    case 3:
+      if (here && r == size - 1) return INFINITY;
+      break;
+    case 4:
+      return r == 0 ? -0.f : 0.f;
+  }
+  return (static_cast<int>(bits % 2001) - 1000) / 64.f;
+}
+
+cuda::LargestParams largest_params(const float* logits, int32_t* tokens, int64_t rows,
+                                   int64_t width) {
+  cuda::LargestParams p = {logits, tokens, rows, width};
+  for (int r = 0; r < rank; ++r) p.begin += width - 1 - r % 2;
+  p.count = width - 1 - rank % 2;
+  return p;
+}
+
+void check_largest(const Words&) {
+  join();
+  for (const int64_t rows : {1, 5, 300}) {
+    for (const int64_t width : {33, 64, 75'969}) {
+      std::vector<float> own(rows * width, 1e9f);  // behind its tokens what would win
+      std::vector<int32_t> wanted(rows);
+      for (int64_t row = 0; row < rows; ++row) {
+        float best = -INFINITY;
+        int32_t token = 0;
+        for (int r = 0; r < size; ++r) {
+          for (int64_t i = 0; i < width - 1 - r % 2; ++i, ++token) {
+            const float x = logit_of(r, row, i, width);
+            if (r == rank) own[row * width + i] = x;
+            if (std::isnan(x)) best = NAN, wanted[row] = -1;
+            if (x > best) best = x, wanted[row] = token;
+          }
+        }
+      }
+      const Buffer<float> logits(own);
+      const Buffer<int32_t> tokens(rows);
+      TimedGraph graph([&](cudaStream_t stream) {
+        const cuda::Launch on{stream, true};
+        CHECK_STATUS(
+            cuda::largest_over_ranks(largest_params(logits.data, tokens.data, rows, width), on));
+      });
+      for (int i = 0; i < 5; ++i) {  // turns other than the recording's
+        tokens.spoil();
+        CHECK_CUDA(cudaDeviceSynchronize());
+        graph.replay();
+        count_case(tokens.host() == wanted, format("%ld rows of %ld", long(rows), long(width)));
+      }
+    }
+  }
+}
+
 // A rank waits for others that do not come, until all are told to end. The last part: turns are not
 // alike behind it.
 void check_ends(const Words&) {
@@ -364,6 +426,27 @@ void time_norms(const Words&) {
   }
 }
 
+void time_largest(const Words&) {
+  join();
+  for (const int64_t rows : {1, 8, 32, 128}) {
+    const int64_t width = 128'256 / size + 1;
+    const Buffer<float> logits(rows * width), all(rows * width * size);
+    const Buffer<int32_t> tokens(rows);
+    CHECK_CUDA(cudaMemset(logits.data, 0, rows * width * 4));
+    const cuda::LargestParams params = largest_params(logits.data, tokens.data, rows, width);
+    const std::vector<int> counts(size, static_cast<int>(width - 1));
+    const double apart = us([&](cudaStream_t s) {
+      CHECK_STATUS(cuda::largest_over_ranks(params, cuda::Launch{s, true}));
+    });
+    const double joined = us([&](cudaStream_t s) {
+      CHECK_STATUS(cuda::gather_over_ranks({logits.data, all.data, counts.data(), rows, width},
+                                           cuda::Launch{s, true}));
+    });
+    printf("%d ranks, %3ld rows of %ld: the largest %.2f us, all logits joined %.2f\n", size,
+           long(rows), long(width), apart, joined);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -381,9 +464,11 @@ int main(int argc, char** argv) {
                    {{"check", "sums", check_sums},
                     {"check", "norms", check_norms},
                     {"check", "columns", check_columns},
+                    {"check", "largest", check_largest},
                     {"check", "ends", check_ends},
                     {"time", "sums", time_sums},
-                    {"time", "norms", time_norms}}));
+                    {"time", "norms", time_norms},
+                    {"time", "largest", time_largest}}));
   }
   int failed = 0, status;
   while (wait(&status) > 0) {

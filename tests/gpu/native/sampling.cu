@@ -219,13 +219,19 @@ struct Rule {
   int until;
 };
 
-// Each request has `num_drafts` rows behind the one of its last token.
-void check_adjust(int requests, int num_drafts, int vocab, int length, int alphabet, int ngram) {
+// Each request has `num_drafts` rows behind the one of its last token. Logits are those of tokens
+// from `first` on.
+void check_adjust(int requests, int num_drafts, int vocab, int length, int alphabet, int ngram,
+                  int first = 0) {
   const int per = 1 + num_drafts, rows = requests * per, slots = requests + 3, width = 64;
   const int max_length = length + num_drafts + 5;
-  Adjusted a(rows, vocab, slots, max_length, width);
-  fill_logits(a.logits.host, vocab, kNormal);
-  std::vector<float> wanted(a.logits.host);
+  Adjusted a(rows, vocab - first, slots, max_length, width);
+  std::vector<float> wanted(size_t(rows) * vocab);
+  fill_logits(wanted, vocab, kNormal);
+  for (int row = 0; row < rows; ++row) {
+    std::copy_n(&wanted[size_t(row) * vocab + first], a.vocab,
+                &a.logits.host[size_t(row) * a.vocab]);
+  }
   std::fill(a.history.host.begin(), a.history.host.end(), -77);
   std::vector<std::vector<int>> texts(requests);
   for (int q = 0; q < requests; ++q) {
@@ -282,12 +288,15 @@ void check_adjust(int requests, int num_drafts, int vocab, int length, int alpha
       }
     }
   }
-  CHECK_STATUS(cuda::adjust_logits(a.params(), {nullptr, true}));
+  AdjustLogitsParams params = a.params();
+  params.first_token = first;
+  CHECK_STATUS(cuda::adjust_logits(params, {nullptr, true}));
   CHECK_CUDA(cudaDeviceSynchronize());
   a.logits.download(), a.history.download();
   int wrong = 0;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const float got = a.logits.host[i], want = wanted[i];
+  for (size_t i = 0; i < a.logits.host.size(); ++i) {
+    const float got = a.logits.host[i];
+    const float want = wanted[i / a.vocab * vocab + first + i % a.vocab];
     wrong += !(got == want || std::abs(got - want) <= 1e-5f * (1 + std::abs(want)));
   }
   for (int q = 0; q < requests; ++q) {
@@ -306,6 +315,7 @@ void check_long_histories(const Words&) {
       check_adjust(11, drafts, 200, length, 7, 3);
       check_adjust(11, drafts, 200, length, 199, 1);
       check_adjust(6, drafts, 33000, length, 32000, 2);
+      check_adjust(11, drafts, 200, length, 199, 1, 70);
     }
   }
 }
