@@ -1,0 +1,36 @@
+// What an engine needs of a tokenizer. regatta_text.h of csrc/text gives it: see library_text.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "regatta/types.h"
+
+namespace regatta::engine {
+
+// The text that ids add behind a prompt, without special tokens.
+class TextStream {
+ public:
+  virtual ~TextStream() = default;
+  // piece: whole UTF-8 that became certain with an id. pending: what would follow it were there no
+  // more ids, without a character's beginning at the end.
+  virtual Status add(int32_t id, std::string* piece, std::string* pending) = 0;
+  // The rest, bytes of no character as U+FFFD.
+  virtual Status finish(std::string* piece) = 0;
+};
+
+// Threads may call it at one time, and each stream one thread at a time.
+class Text {
+ public:
+  virtual ~Text() = default;
+  // Special tokens in the text become their ids; none is added.
+  virtual Status encode(const std::string& text, std::vector<int32_t>* ids) const = 0;
+  virtual Status decode(const std::vector<int32_t>& ids, bool skip_special,
+                        std::string* text) const = 0;
+  virtual Status stream(const std::vector<int32_t>& prompt_ids,
+                        std::unique_ptr<TextStream>* stream) const = 0;
+};
+
+}  // namespace regatta::engine
