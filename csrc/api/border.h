@@ -47,8 +47,8 @@ regatta_status guarded(Call call) noexcept {
 }
 
 inline std::string sizes_string(const char* name, size_t size, size_t least, const char* why) {
-  return std::string(name) + ".struct_size is " + std::to_string(size) + " (allowed: " +
-         std::to_string(least) + " and more, by eights): " + why;
+  return std::string(name) + ".struct_size is " + std::to_string(size) +
+         " (allowed: " + std::to_string(least) + " and more, by eights): " + why;
 }
 
 // A struct of a caller's header takes what is known here, and leaves the rest as `defaults` has it.
@@ -82,7 +82,8 @@ template <class T>
 void give(T made, T* to, size_t size, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
   if (size < sizeof(size_t) || size % 8 != 0 || size > 1 << 16) {
-    throw Failure{REGATTA_INVALID, sizes_string(name, size, sizeof(size_t), "sizeof of the struct")};
+    throw Failure{REGATTA_INVALID,
+                  sizes_string(name, size, sizeof(size_t), "sizeof of the struct")};
   }
   made.struct_size = size;
   std::memset(static_cast<void*>(to), 0, size);

@@ -9,6 +9,7 @@ namespace regatta::api {
 namespace {
 
 constexpr int kTooSmall = REGATTA_TOO_SMALL;
+constexpr size_t kMost = size_t{1} << 28;  // ids or bytes of one text
 
 Status error_of(const regatta_tokenizer& table, const char* what) {
   const char* said = table.error();
@@ -26,7 +27,7 @@ Status filled(const regatta_tokenizer& table, const char* what, Items* items, Ca
       items->resize(count);
       return {};
     }
-    if (status != kTooSmall || attempt == 1) return error_of(table, what);
+    if (status != kTooSmall || attempt == 1 || count > kMost) return error_of(table, what);
     items->resize(count);
   }
 }
