@@ -40,6 +40,9 @@ struct StepRows {
   Ints block_tables;   // [B, max_blocks], -1 past the end
   Ints logit_indices;  // [L]: rows of T; where no logits are wanted, the last one of each request
   int64_t max_blocks = 0;                // M
+  // Of Positions::kPrefix alone.
+  Ints block_positions;  // [T]: positions in the second dimension
+  Ints prefix_lens;      // [B]: first tokens, which all tokens see
   std::array<int32_t, 5> max_lens = {};  // what max_lens_of() says, the RowKind last
 
   RowKind row_kind() const { return static_cast<RowKind>(max_lens[4]); }
@@ -48,6 +51,43 @@ struct StepRows {
 // predict.nn.inputs.max_lens_of: the longest span, the longest context, the longest short span, the
 // contexts of long spans summed, and the RowKind. lengths, context_lens [B], B at least 1.
 std::array<int32_t, 5> max_lens_of(Ints lengths, Ints context_lens, RowKind rows);
+
+// Where the tokens of a request stand: predict.nn.places.
+struct Places {
+  int32_t first_row = 0;  // row of the rotary tables of token 0
+  // With Positions::kPrefix: the first tokens, which all tokens see, and the row of those behind.
+  int32_t num_prefix = 0, mask_row = 0;
+};
+
+// How a network gives positions to tokens.
+struct Positions {
+  enum Kind {
+    kPlain,   // 0, 1, 2, ...
+    kSteps,   // in the part of the rotary table that the prompt's length selects
+    kPrefix,  // a prompt's first part sees both ways: it runs in one step, and shares no blocks
+  };
+  Kind kind = kPlain;
+  int64_t step_length = 0, step_rows = 0;  // kSteps: tokens of the first part; rows of each
+  int32_t end_id = -1;                     // kPrefix: ends a prefix
+  std::vector<int32_t> mask_ids;           // kPrefix
+
+  bool runs_whole() const { return kind == kPrefix; }
+  // Of a request, by its prompt alone.
+  Places of(Ints prompt) const;
+};
+
+// A step's rows, with the fields that depend on its requests' places. Where positions are plain,
+// the rows themselves.
+class PlacedRows {
+ public:
+  // places: [B], of the requests. Rows stay where they are as long as this.
+  const StepRows& place(const Positions& how, const StepRows& rows,
+                        const std::vector<Places>& places);
+
+ private:
+  StepRows placed_;
+  std::vector<int32_t> positions_, block_positions_, prefix_lens_;
+};
 
 // How the model's maker would have answers sampled (generation_config.json); what it does not say
 // is what a request has by itself.
@@ -72,9 +112,7 @@ struct NetworkFacts {
   int64_t block_bytes = 0;  // of one cache block over all layers
   std::vector<int32_t> stop_ids;
   SamplingDefaults sampling;
-  // A prompt must run whole in one step (max_length tokens of room), as its first tokens see all of
-  // it.
-  bool whole_prompts = false;
+  Positions positions;
 };
 
 // A network over its own caches. One thread at a time calls run() and copy_blocks().
