@@ -9,13 +9,9 @@ namespace {
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
 constexpr int64_t kForEver = std::numeric_limits<int64_t>::max();
 
-bool holds(const std::vector<int32_t>& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
-
 }  // namespace
 
-Adjustment::Adjustment(const Request& request, const std::vector<int32_t>& stop_ids)
+Adjustment::Adjustment(const Request& request, const Ids& stop_ids)
     : repetition_(static_cast<float>(request.sampling.repetition_penalty)),
       presence_(static_cast<float>(request.sampling.presence_penalty)),
       frequency_(static_cast<float>(request.sampling.frequency_penalty)),
@@ -23,7 +19,7 @@ Adjustment::Adjustment(const Request& request, const std::vector<int32_t>& stop_
   for (const auto& [token, amount] : request.sampling.logit_bias) {
     rules_.push_back({token, static_cast<float>(amount), {}, kForEver});
   }
-  for (std::vector<int32_t> word : request.sampling.bad_words) {
+  for (Ids word : request.sampling.bad_words) {
     const int32_t token = word.back();
     word.pop_back();
     // As in transformers: an end-of-text token of its own is no bad word.
@@ -32,7 +28,7 @@ Adjustment::Adjustment(const Request& request, const std::vector<int32_t>& stop_
     }
   }
   if (request.min_new_tokens > 0) {
-    std::vector<int32_t> ends = request.stop_ids;
+    Ids ends = request.stop_ids;
     if (!request.ignore_eos) ends.insert(ends.end(), stop_ids.begin(), stop_ids.end());
     for (const int32_t token : ends) {
       rules_.push_back({token, kBanned, {}, request.min_new_tokens});
@@ -42,11 +38,11 @@ Adjustment::Adjustment(const Request& request, const std::vector<int32_t>& stop_
   for (const Rule& rule : rules_) ends_at_ = std::max(ends_at_, rule.until);
 }
 
-void Adjustment::apply(const std::vector<int32_t>& ids, int64_t num_prompt_tokens,
-                       int64_t vocab_size, int32_t* counts, float* logits) const {
+void Adjustment::apply(const Ids& ids, int64_t num_prompt_tokens, int64_t vocab_size,
+                       int32_t* counts, float* logits) const {
   const int64_t num_output = static_cast<int64_t>(ids.size()) - num_prompt_tokens;
   for (const Rule& rule : rules_) {
-    const std::vector<int32_t>& prefix = rule.prefix;
+    const Ids& prefix = rule.prefix;
     const bool ends_so =
         prefix.size() <= ids.size() && std::equal(prefix.rbegin(), prefix.rend(), ids.rbegin());
     if (num_output < rule.until && ends_so && rule.token < vocab_size) {
@@ -57,8 +53,8 @@ void Adjustment::apply(const std::vector<int32_t>& ids, int64_t num_prompt_token
   if (ngram_size_ > 0) ban_repeats(ids, logits);
 }
 
-void Adjustment::penalize(const std::vector<int32_t>& ids, int64_t num_prompt_tokens,
-                          int32_t* counts, float* logits) const {
+void Adjustment::penalize(const Ids& ids, int64_t num_prompt_tokens, int32_t* counts,
+                          float* logits) const {
   for (const int32_t id : ids) {
     if (counts[id]++ > 0 || repetition_ == 1.0f) continue;
     logits[id] = logits[id] > 0.0f ? logits[id] / repetition_ : logits[id] * repetition_;
@@ -76,7 +72,7 @@ void Adjustment::penalize(const std::vector<int32_t>& ids, int64_t num_prompt_to
   }
 }
 
-void Adjustment::ban_repeats(const std::vector<int32_t>& ids, float* logits) const {
+void Adjustment::ban_repeats(const Ids& ids, float* logits) const {
   const int64_t last = static_cast<int64_t>(ids.size()) - ngram_size_;  // where one may begin
   const auto newest = ids.end() - std::min<int64_t>(ngram_size_ - 1, int64_t(ids.size()));
   for (int64_t begin = 0; begin <= last; ++begin) {

@@ -13,7 +13,8 @@ static RowKind row_kind(size_t num_rows, size_t num_tokens, size_t num_spans) {
 }
 
 model::StepRows StepBuffers::fill(const std::vector<Span>& spans, int64_t block_size) {
-  for (Ids* each : {&token_ids_, &positions_, &slots_, &context_lens_, &logit_indices_, &lengths_}) {
+  for (Ids* each :
+       {&token_ids_, &positions_, &slots_, &context_lens_, &logit_indices_, &lengths_}) {
     each->clear();
   }
   borders_.assign(1, 0);

@@ -1,4 +1,5 @@
-// BLAKE2b with digests of 32 bytes, without a key (RFC 7693): hashlib.blake2b(data, digest_size=32).
+// BLAKE2b with digests of 32 bytes, without a key (RFC 7693): hashlib.blake2b(data,
+// digest_size=32).
 #pragma once
 
 #include <array>

@@ -6,38 +6,39 @@
 
 namespace regatta::engine {
 
-BlockManager::BlockManager(int64_t num_blocks, int64_t block_size, bool prefix_caching,
-                           std::string salt)
+BlockManager::BlockManager(int64_t num_blocks, int64_t block_size, bool prefix_caching)
     : block_size_(block_size),
       prefix_caching_(prefix_caching),
       ref_counts_(num_blocks),
       next_(num_blocks + 1),
       previous_(num_blocks + 1),
       contents_(num_blocks) {
-  // The length comes first: other lengths of salts are other roots.
-  const uint64_t size = salt.size();
-  salt.insert(0, reinterpret_cast<const char*>(&size), sizeof size);
-  root_ = blake2b(salt.data(), salt.size());
   for (int64_t block = num_blocks; block > 0; --block) free_.push_back(int32_t(block - 1));
   next_.back() = previous_.back() = int32_t(num_blocks);
 }
 
-std::string BlockManager::hashed_bytes(const Ids& ids, int64_t index,
-                                       std::vector<Digest>* digests) const {
-  const Digest& parent = index ? (*digests)[index - 1] : root_;
+Chain BlockManager::chain_of(const std::string& salt) {
+  // Behind the length of a manager's own salt, which is empty here.
+  const std::string hashed = std::string(sizeof(uint64_t), '\0') + salt;
+  return {blake2b(hashed.data(), hashed.size()), {}};
+}
+
+std::string BlockManager::hashed_bytes(const Ids& ids, int64_t index, Chain* chain) const {
+  std::vector<Digest>& digests = chain->digests;
+  const Digest& parent = index ? digests[index - 1] : chain->root;
   std::string hashed(reinterpret_cast<const char*>(parent.data()), parent.size());
   hashed.append(reinterpret_cast<const char*>(ids.data() + index * block_size_),
                 block_size_ * sizeof ids[0]);
-  if (index == int64_t(digests->size())) digests->push_back(blake2b(hashed.data(), hashed.size()));
+  if (index == int64_t(digests.size())) digests.push_back(blake2b(hashed.data(), hashed.size()));
   return hashed;
 }
 
-Ids BlockManager::match_prefix(const Ids& ids, std::vector<Digest>* digests) const {
+Ids BlockManager::match_prefix(const Ids& ids, Chain* chain) const {
   Ids blocks;
   if (!prefix_caching_) return blocks;
   for (int64_t index = 0; index < (int64_t(ids.size()) - 1) / block_size_; ++index) {
-    const std::string hashed = hashed_bytes(ids, index, digests);
-    const auto found = block_of_.find((*digests)[index]);
+    const std::string hashed = hashed_bytes(ids, index, chain);
+    const auto found = block_of_.find(chain->digests[index]);
     // Token ids compared: a digest may collide, and wrong text must not be the price.
     if (found == block_of_.end() || contents_[found->second].hashed != hashed) break;
     blocks.push_back(found->second);
@@ -74,12 +75,12 @@ void BlockManager::allocate(int64_t num_new, Ids* blocks) {
   }
 }
 
-void BlockManager::publish(const Ids& blocks, const Ids& ids, std::vector<Digest>* digests,
-                           int64_t first, int64_t last) {
+void BlockManager::publish(const Ids& blocks, const Ids& ids, Chain* chain, int64_t first,
+                           int64_t last) {
   if (!prefix_caching_) return;
   for (int64_t index = first; index < last; ++index) {
-    std::string hashed = hashed_bytes(ids, index, digests);
-    const Digest& digest = (*digests)[index];
+    std::string hashed = hashed_bytes(ids, index, chain);
+    const Digest& digest = chain->digests[index];
     if (block_of_.emplace(digest, blocks[index]).second) {
       contents_[blocks[index]] = {digest, std::move(hashed)};
     }

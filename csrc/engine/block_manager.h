@@ -11,10 +11,16 @@
 #include <vector>
 
 #include "engine/blake2b.h"
+#include "engine/ids.h"
 
 namespace regatta::engine {
 
-using Ids = std::vector<int32_t>;
+// What a sequence's blocks are known by: where the hashes begin, which is the salt's own, and the
+// digests of the leading blocks that were hashed so far. One for each sequence.
+struct Chain {
+  Digest root;
+  std::vector<Digest> digests;
+};
 
 inline int64_t num_blocks_for(int64_t num_tokens, int64_t block_size) {
   return (num_tokens + block_size - 1) / block_size;
@@ -23,15 +29,18 @@ inline int64_t num_blocks_for(int64_t num_tokens, int64_t block_size) {
 // Callers keep to the rules of each function, which assert() checks: the scheduler is the only one.
 class BlockManager {
  public:
-  BlockManager(int64_t num_blocks, int64_t block_size, bool prefix_caching, std::string salt = "");
+  BlockManager(int64_t num_blocks, int64_t block_size, bool prefix_caching);
+
+  // The chain of a sequence without tokens. Those of other salts share no blocks.
+  static Chain chain_of(const std::string& salt);
 
   int64_t num_blocks() const { return static_cast<int64_t>(ref_counts_.size()); }
   int64_t num_free_blocks() const { return static_cast<int64_t>(free_.size()) + num_cached_free_; }
   int64_t num_used_blocks() const { return num_blocks() - num_free_blocks(); }
 
   // The blocks of the longest cached prefix of `ids`: whole blocks, never all of the ids. Takes no
-  // reference. digests: of the sequence's leading blocks, extended in place; one list a sequence.
-  Ids match_prefix(const Ids& ids, std::vector<Digest>* digests) const;
+  // reference.
+  Ids match_prefix(const Ids& ids, Chain* chain) const;
 
   // Whether acquire(shared) followed by allocate(num_new) would succeed.
   bool can_allocate(int64_t num_new, const Ids& shared = {}) const;
@@ -44,8 +53,7 @@ class BlockManager {
 
   // Lets others match blocks first .. last - 1 of a sequence. A block whose prefix another one
   // holds stays private.
-  void publish(const Ids& blocks, const Ids& ids, std::vector<Digest>* digests, int64_t first,
-               int64_t last);
+  void publish(const Ids& blocks, const Ids& ids, Chain* chain, int64_t first, int64_t last);
 
   // Drops a reference from each block; published ones keep their content until they are evicted.
   void free(const Ids& blocks);
@@ -67,13 +75,12 @@ class BlockManager {
   };
 
   // The bytes that a block's digest hashes; appends the digest where it is missing.
-  std::string hashed_bytes(const Ids& ids, int64_t index, std::vector<Digest>* digests) const;
+  std::string hashed_bytes(const Ids& ids, int64_t index, Chain* chain) const;
   void append_cached_free(int32_t block);
   void remove_cached_free(int32_t block);
 
   const int64_t block_size_;
   const bool prefix_caching_;
-  Digest root_;
   std::vector<int32_t> ref_counts_;
   Ids free_;  // a stack
   // Free blocks with content, oldest first: a ring through the place behind the last block.

@@ -54,7 +54,7 @@ Status check_whole(const char* name, int64_t value, int64_t low, int64_t high) {
                  "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
 }
 
-Status check_ids(const char* name, const std::vector<int32_t>& ids, int64_t vocab_size) {
+Status check_ids(const char* name, const Ids& ids, int64_t vocab_size) {
   for (const int32_t id : ids) {
     if (0 <= id && id < vocab_size) continue;
     return Status::error(std::string(name) + " has token id " + std::to_string(id) +
@@ -94,9 +94,11 @@ Status check_sampling(const Sampling& sampling, int64_t vocab_size) {
                    "bad_words");
   }
   size_t word_size = 0;
-  for (const std::vector<int32_t>& word : sampling.bad_words) {
-    if (word.empty()) return Status::error("bad_words has a word without token ids (allowed: 1 "
-                                           "and more)");
+  for (const Ids& word : sampling.bad_words) {
+    if (word.empty())
+      return Status::error(
+          "bad_words has a word without token ids (allowed: 1 "
+          "and more)");
     REGATTA_RETURN_IF_ERROR(check_ids("bad_words", word, vocab_size));
     word_size += word.size();
   }

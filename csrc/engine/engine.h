@@ -16,16 +16,16 @@
 namespace regatta::engine {
 
 struct EngineOptions {
-  int64_t batch_size = 8;              // requests in a step, at most
-  int64_t max_num_batched_tokens = 0;  // tokens of a step; 0: 512, or batch_size if that is more
-  int64_t max_length = 0;              // prompt and answer; 0: the network's, which is the most
-  bool prefix_caching = true;          // full blocks are kept and shared
-  bool reserve_full = false;           // a request takes blocks of its whole length at once
-  bool chunked_prefill = true;         // prompts may be cut over steps
-  bool separate_steps = false;         // prompts and decoding requests take turns
-  int64_t seed = 0;                    // of requests that have none
-  int64_t max_waiting = 0;             // requests that may wait; 0: any number
-  bool own_thread = false;             // a thread of the engine steps; else the caller
+  int64_t batch_size = 8;  // requests in a step, at most
+  // Tokens of a step. 0: 512, or batch_size if that is more; max_length where prompts run whole.
+  int64_t max_num_batched_tokens = 0;
+  int64_t max_length = 0;       // prompt and answer; 0: the network's, which is the most
+  bool prefix_caching = true;   // full blocks are kept and shared
+  bool reserve_full = false;    // a request takes blocks of its whole length at once
+  bool chunked_prefill = true;  // prompts may be cut over steps
+  bool separate_steps = false;  // prompts and decoding requests take turns
+  int64_t seed = 0;             // of requests that have none
+  bool own_thread = false;      // a thread of the engine steps; else the caller
 };
 
 // Counts since the engine was made, and what holds now. num_free_blocks + num_used_blocks is

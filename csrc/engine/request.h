@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/ids.h"
 #include "regatta/types.h"
 
 namespace regatta::engine {
@@ -26,15 +27,15 @@ struct Sampling {
   double frequency_penalty = 0.0;   // of these, for each time
   int64_t no_repeat_ngram_size = 0;
   std::vector<std::pair<int32_t, double>> logit_bias;  // token id, amount; each token once
-  std::vector<std::vector<int32_t>> bad_words;         // never completed
+  std::vector<Ids> bad_words;                          // never completed
 };
 
 struct Request {
-  std::vector<int32_t> ids;    // the prompt
+  Ids ids;                     // the prompt
   int64_t max_new_tokens = 0;  // 0: until max_length of the engine
   int64_t min_new_tokens = 0;  // below, nothing but a length ends the answer
   Sampling sampling;
-  std::vector<int32_t> stop_ids;  // end the answer, as those of the model do
+  Ids stop_ids;                   // end the answer, as those of the model do
   bool ignore_eos = false;        // those of the model do not
   std::vector<std::string> stop;  // UTF-8 that ends the answer's text; needs a tokenizer
   bool include_stop = false;      // the text ends behind it, not before it
@@ -58,7 +59,7 @@ struct TokenLogprobs {
 // What is new of one request. The last one has a finish reason.
 struct Update {
   int64_t request_id = 0;
-  std::vector<int32_t> ids;  // an id that ends the answer included
+  Ids ids;  // an id that ends the answer included
   // Whole UTF-8 that no later id changes, without what may become a stop string; "" where the
   // engine has no tokenizer. Joined, the pieces are the answer's text.
   std::string text;

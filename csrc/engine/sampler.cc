@@ -51,7 +51,7 @@ TokenLogprobs measure(const float* logits, int64_t vocab_size, int32_t token, in
   };
   TokenLogprobs found;
   found.token = {token, logprob(token), rank};
-  std::vector<int32_t> order(num_top > 0 ? vocab_size : 0);
+  Ids order(num_top > 0 ? vocab_size : 0);
   std::iota(order.begin(), order.end(), 0);
   const auto end = order.begin() + std::min<int64_t>(num_top, int64_t(order.size()));
   std::partial_sort(order.begin(), end, order.end(), [&](int32_t a, int32_t b) {

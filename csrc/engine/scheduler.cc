@@ -41,25 +41,32 @@ Status SchedulerConfig::check() const {
                        "lower batch_size");
 }
 
-Status limits_of(const SchedulerConfig& config, int64_t num_prompt_tokens, int64_t max_new_tokens,
-                 int64_t* max_num_tokens, int64_t* max_num_blocks) {
-  const int64_t longest = config.max_length;
+Status set_limits(const SchedulerConfig& config, Sequence* sequence) {
+  const int64_t longest = config.max_length, num_prompt_tokens = sequence->num_prompt_tokens;
   if (num_prompt_tokens >= longest) {
     return Status::error("the prompt has " + text(num_prompt_tokens) + " tokens, max_length is " +
                          text(longest) +
                          " tokens for prompt and output together (allowed: prompts of at most " +
                          text(longest - 1) + " tokens); shorten the prompt or raise max_length");
   }
-  const int64_t room = longest - num_prompt_tokens;
-  const int64_t num_new = max_new_tokens > 0 ? std::min(max_new_tokens, room) : room;
-  *max_num_tokens = num_prompt_tokens + num_new;
-  *max_num_blocks = num_blocks_for(*max_num_tokens, config.block_size);
-  if (*max_num_blocks <= config.num_blocks) return {};
+  const int64_t room = longest - num_prompt_tokens, wanted = sequence->request.max_new_tokens;
+  const int64_t num_new = wanted > 0 ? std::min(wanted, room) : room;
+  sequence->max_num_tokens = num_prompt_tokens + num_new;
+  sequence->max_num_blocks = num_blocks_for(sequence->max_num_tokens, config.block_size);
+  const int64_t budget = config.max_num_batched_tokens;
+  if (sequence->runs_whole && config.chunked_prefill && num_prompt_tokens > budget) {
+    return Status::error(text(num_prompt_tokens) +
+                         " prompt tokens are more than a step takes (allowed: 1 to " +
+                         text(budget) +
+                         "), and this model's prompts see themselves both ways: they run in one "
+                         "step; shorten the prompt, or raise max_num_batched_tokens");
+  }
+  if (sequence->max_num_blocks <= config.num_blocks) return {};
   return Status::error(text(num_prompt_tokens) + " prompt tokens and up to " + text(num_new) +
-                       " output tokens need " + text(*max_num_blocks) + " cache blocks of " +
-                       text(config.block_size) + " tokens, the cache has " +
-                       text(config.num_blocks) + " (allowed: " +
-                       text(config.num_blocks * config.block_size) +
+                       " output tokens need " + text(sequence->max_num_blocks) +
+                       " cache blocks of " + text(config.block_size) + " tokens, the cache has " +
+                       text(config.num_blocks) +
+                       " (allowed: " + text(config.num_blocks * config.block_size) +
                        " tokens in all); lower max_length or max_new_tokens, or give the cache "
                        "more blocks");
 }
@@ -129,10 +136,14 @@ void Scheduler::prompts(Batch* batch) {
   if (batch->preempted.empty()) admit(budget, num_decodes, batch);
 }
 
-// Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget.
+// Tokens of a prompt to run now; only the `first` whole prompt may exceed the budget. One that runs
+// whole is never cut, and the tokens generated behind it before a preemption may be.
 int64_t Scheduler::chunk(const Sequence& sequence, int64_t start, int64_t budget,
                          bool first) const {
   const int64_t num_left = sequence.num_tokens() - start;
+  const bool over_budget = first && !config_.chunked_prefill;
+  const bool is_whole = sequence.runs_whole && start < sequence.num_prompt_tokens;
+  if (is_whole && budget < sequence.num_prompt_tokens && !over_budget) return 0;
   if (config_.chunked_prefill) return std::min(num_left, budget);
   return num_left <= budget || first ? num_left : 0;
 }
@@ -159,7 +170,8 @@ bool Scheduler::enter(bool is_alone, int64_t headroom, int64_t budget, bool firs
   Sequence* sequence = waiting_.front();
   // Ahead of the search for its prompt: it needs one block of its own in any case.
   if (!blocks_.can_allocate(1 + headroom)) return false;
-  Ids shared = blocks_.match_prefix(sequence->ids, &sequence->digests);
+  Ids shared;
+  if (!sequence->runs_whole) shared = blocks_.match_prefix(sequence->ids, &sequence->chain);
   const auto num_shared = int64_t(shared.size());
   const int64_t num_cached = num_shared * config_.block_size;
   const int64_t num_blocks = config_.reserve_full
@@ -230,8 +242,10 @@ std::vector<Sequence*> Scheduler::update(const Batch& batch, const Ids& tokens,
     }
     const int64_t num_full = sequence->num_computed / config_.block_size;
     if (num_full > sequence->num_published) {
-      blocks_.publish(sequence->blocks, sequence->ids, &sequence->digests, sequence->num_published,
-                      num_full);
+      if (!sequence->runs_whole) {
+        blocks_.publish(sequence->blocks, sequence->ids, &sequence->chain, sequence->num_published,
+                        num_full);
+      }
       sequence->num_published = num_full;
     }
     if (reason == FinishReason::kNone) continue;

@@ -45,9 +45,8 @@ struct Batch {
   int64_t num_samples = 0;
 };
 
-// Where a request ends, and the blocks that it fills then. An error where it never fits.
-Status limits_of(const SchedulerConfig& config, int64_t num_prompt_tokens, int64_t max_new_tokens,
-                 int64_t* max_num_tokens, int64_t* max_num_blocks);
+// Sets where a request ends, and the blocks that it fills then. An error where it never fits.
+Status set_limits(const SchedulerConfig& config, Sequence* sequence);
 
 // A step is schedule(), run it, update(). One thread.
 class Scheduler {
@@ -90,9 +89,9 @@ class Scheduler {
 
   const SchedulerConfig config_;
   BlockManager blocks_;
-  std::deque<Sequence*> waiting_;    // by arrival
-  std::vector<Sequence*> running_;   // by arrival, all ahead of the waiting ones
-  bool prompts_are_next_ = true;     // with separate_steps
+  std::deque<Sequence*> waiting_;   // by arrival
+  std::vector<Sequence*> running_;  // by arrival, all ahead of the waiting ones
+  bool prompts_are_next_ = true;    // with separate_steps
   Counters counters_;
 };
 

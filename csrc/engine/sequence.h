@@ -9,6 +9,7 @@
 #include "engine/answer_text.h"
 #include "engine/block_manager.h"
 #include "engine/request.h"
+#include "model/network.h"
 
 namespace regatta::engine {
 
@@ -26,14 +27,16 @@ struct Sequence {
   int64_t num_prompt_tokens = 0;
   int64_t max_num_tokens = 0;  // prompt and answer
   int64_t max_num_blocks = 0;  // for these
+  model::Places places;
+  bool runs_whole = false;  // its prompt, in one step; it shares no blocks
 
   SequenceStatus status = SequenceStatus::kWaiting;
   FinishReason finish_reason = FinishReason::kNone;
   std::string error;  // where finish_reason is kError
   int64_t num_computed = 0;
   Ids blocks;
-  std::vector<Digest> digests;  // of the full blocks hashed so far
-  int64_t num_published = 0;    // leading blocks that others may match
+  Chain chain;                // that the blocks are known by
+  int64_t num_published = 0;  // leading blocks that others may match
   bool was_scheduled = false;
   int64_t num_cached_tokens = 0;  // of the prompt, at first admission
 

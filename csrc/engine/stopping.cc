@@ -1,12 +1,6 @@
 #include "engine/stopping.h"
 
-#include <algorithm>
-
 namespace regatta::engine {
-
-static bool holds(const Ids& ids, int32_t id) {
-  return std::find(ids.begin(), ids.end(), id) != ids.end();
-}
 
 FinishReason append_token(Sequence* sequence, int32_t token, const Ids& stop_ids) {
   const Request& request = sequence->request;

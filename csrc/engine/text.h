@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include "engine/ids.h"
 #include "regatta/types.h"
 
 namespace regatta::engine {
@@ -26,11 +26,9 @@ class Text {
  public:
   virtual ~Text() = default;
   // Special tokens in the text become their ids; none is added.
-  virtual Status encode(const std::string& text, std::vector<int32_t>* ids) const = 0;
-  virtual Status decode(const std::vector<int32_t>& ids, bool skip_special,
-                        std::string* text) const = 0;
-  virtual Status stream(const std::vector<int32_t>& prompt_ids,
-                        std::unique_ptr<TextStream>* stream) const = 0;
+  virtual Status encode(const std::string& text, Ids* ids) const = 0;
+  virtual Status decode(const Ids& ids, bool skip_special, std::string* text) const = 0;
+  virtual Status stream(const Ids& prompt_ids, std::unique_ptr<TextStream>* stream) const = 0;
 };
 
 }  // namespace regatta::engine
