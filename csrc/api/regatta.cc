@@ -59,7 +59,6 @@ regatta_options options_of(const regatta_options* given) {
   check_count("batch_size", options.batch_size, 1, kMost);
   check_count("max_num_batched_tokens", options.max_num_batched_tokens, 0, kMost);
   check_count("max_length", options.max_length, 0, kMost);
-  check_count("max_waiting", options.max_waiting, 0, kMost);
   check_count("num_threads", options.num_threads, 0, kMaxThreads);
   check_count("prefix_caching", options.prefix_caching, 0, 1);
   check_count("own_thread", options.own_thread, 0, 1);
@@ -87,7 +86,6 @@ engine::EngineOptions engine_options(const regatta_options& options) {
   made.max_length = options.max_length;
   made.prefix_caching = options.prefix_caching != 0;
   made.seed = options.seed;
-  made.max_waiting = options.max_waiting;
   made.own_thread = options.own_thread != 0;
   return made;
 }

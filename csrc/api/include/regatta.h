@@ -89,7 +89,6 @@ typedef struct {
   int64_t batch_size;   /* requests in a step, at most */
   int64_t max_num_batched_tokens; /* tokens of a step, at most; 0: 512, or batch_size if more */
   int64_t max_length;             /* of a request, prompt and answer; 0: the folder's, the most */
-  int64_t max_waiting;            /* requests that may wait; 0: any number */
   int64_t num_threads;    /* of the process's pool, which all engines share; 0: as they are */
   int64_t prefix_caching; /* 1: full blocks are kept and shared */
   int64_t own_thread;     /* 1: a thread of the engine steps; 0: the caller does */
