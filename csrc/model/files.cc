@@ -37,13 +37,14 @@ struct Part {
 Status read_entry(const JsonValue& entry, Part* part, TensorView* view) {
   entry.check_keys({"dtype", "shape", "data_offsets"});
   const std::string dtype = entry.at("dtype").text(16);
-  const auto* const stored = std::find_if(std::begin(kStored), std::end(kStored),
-                                          [&](const StoredDtype& each) { return dtype == each.name; });
+  const auto* const stored =
+      std::find_if(std::begin(kStored), std::end(kStored),
+                   [&](const StoredDtype& each) { return dtype == each.name; });
   if (stored == std::end(kStored)) {
     std::string known;
     for (const StoredDtype& each : kStored)
       known += (known.empty() ? "" : ", ") + std::string(each.name);
-    entry.fail("has dtype " + quoted(dtype) + " (allowed: " + known + ")");
+    entry.fail("has dtype " + in_quotes(dtype) + " (allowed: " + known + ")");
     return entry.status();
   }
   view->dtype = stored->dtype;
@@ -143,16 +144,16 @@ Status read_safetensors(const std::string& path, std::string_view bytes,
     REGATTA_RETURN_IF_ERROR(read_entry(entry, &part, &view));
     if (part.end > end) {
       return broken("it has " + std::to_string(end) + " bytes behind its header, and " +
-                    quoted(name) + " ends at " + std::to_string(part.end));
+                    in_quotes(name) + " ends at " + std::to_string(part.end));
     }
     if (part.begin != part.end) view.data = bytes.data() + start + part.begin;
     if (part.begin != part.end && (start + part.begin) % kAlignment != 0) {
-      return Status::error(path + ": " + quoted(name) + " begins at byte " +
+      return Status::error(path + ": " + in_quotes(name) + " begins at byte " +
                            std::to_string(start + part.begin) + ", no multiple of " +
                            std::to_string(kAlignment) + "; export the folder again");
     }
     if (!tensors->emplace(name, view).second) {
-      return Status::error(path + ": " + quoted(name) + " is there twice");
+      return Status::error(path + ": " + in_quotes(name) + " is there twice");
     }
     parts.push_back(std::move(part));
   }
@@ -163,9 +164,8 @@ Status read_safetensors(const std::string& path, std::string_view bytes,
   uint64_t at = 0;
   for (const Part& part : parts) {
     if (part.begin != at) {
-      return broken(quoted(part.name) + " begins at byte " + std::to_string(part.begin) +
-                    " behind the header, and the tensors ahead of it end at " +
-                    std::to_string(at));
+      return broken(in_quotes(part.name) + " begins at byte " + std::to_string(part.begin) +
+                    " behind the header, and the tensors ahead of it end at " + std::to_string(at));
     }
     at = part.end;
   }

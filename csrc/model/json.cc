@@ -16,7 +16,7 @@ const Json& null_json() {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string shown = "\"";
   for (const char c : text.substr(0, kMaxShown)) {
     const auto byte = static_cast<unsigned char>(c);
@@ -35,7 +35,7 @@ Status parse_json(std::string_view text, const std::string& file, Json* json) {
     if (event == Json::parse_event_t::object_end) keys.pop_back();
     if (event == Json::parse_event_t::key && twice.empty()) {
       const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys.back().insert(key).second) twice = quoted(key);
+      if (!keys.back().insert(key).second) twice = in_quotes(key);
     }
     return !too_deep;
   };
@@ -48,7 +48,7 @@ Status parse_json(std::string_view text, const std::string& file, Json* json) {
 }
 
 std::string JsonValue::shown() const {
-  if (value_->is_string()) return quoted(value_->get_ref<const std::string&>());
+  if (value_->is_string()) return in_quotes(value_->get_ref<const std::string&>());
   if (value_->is_structured()) return std::string("an ") + value_->type_name();
   return value_->dump().substr(0, kMaxShown);
 }
@@ -121,7 +121,7 @@ std::vector<std::pair<std::string, JsonValue>> JsonValue::items() const {
     return found;
   }
   for (const auto& [key, value] : value_->items()) {
-    found.emplace_back(key, JsonValue(&value, place_ + "." + quoted(key), status_));
+    found.emplace_back(key, JsonValue(&value, place_ + "." + in_quotes(key), status_));
   }
   return found;
 }
@@ -146,12 +146,12 @@ bool JsonValue::has(const char* key) const { return value_->is_object() && value
 void JsonValue::check_keys(std::initializer_list<const char*> known) const {
   if (!value_->is_object()) return expect("an object");
   for (const auto& [key, value] : value_->items()) {
-    const bool is_known = std::any_of(known.begin(), known.end(),
-                                      [&](const char* name) { return key == name; });
+    const bool is_known =
+        std::any_of(known.begin(), known.end(), [&](const char* name) { return key == name; });
     if (is_known) continue;
     std::string names;
     for (const char* name : known) names += (names.empty() ? "" : ", ") + std::string(name);
-    return fail("has the key " + quoted(key) + ", which is not known (known: " + names + ")");
+    return fail("has the key " + in_quotes(key) + ", which is not known (known: " + names + ")");
   }
 }
 

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 Status parse_json(std::string_view text, const std::string& file, Json* json);
 
 // "a" for messages, whatever it holds.
-std::string quoted(std::string_view text);
+std::string in_quotes(std::string_view text);
 
 class JsonValue {
  public:

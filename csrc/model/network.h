@@ -39,10 +39,10 @@ struct StepRows {
   Ints context_lens;   // [B]: tokens visible in the cache behind this step
   Ints block_tables;   // [B, max_blocks], -1 past the end
   Ints logit_indices;  // [L]: rows of T; where no logits are wanted, the last one of each request
-  int64_t max_blocks = 0;                // M
+  int64_t max_blocks = 0;  // M
   // Of Positions::kPrefix alone.
-  Ints block_positions;  // [T]: positions in the second dimension
-  Ints prefix_lens;      // [B]: first tokens, which all tokens see
+  Ints block_positions;                  // [T]: positions in the second dimension
+  Ints prefix_lens;                      // [B]: first tokens, which all tokens see
   std::array<int32_t, 5> max_lens = {};  // what max_lens_of() says, the RowKind last
 
   RowKind row_kind() const { return static_cast<RowKind>(max_lens[4]); }

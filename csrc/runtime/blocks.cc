@@ -43,7 +43,7 @@ Status Blocks::take(const std::string& text, const std::vector<int>& order, Tens
   REGATTA_RETURN_IF_ERROR(check_activation(hidden_, "hidden"));
   REGATTA_RETURN_IF_ERROR(check_shape(hidden_, "hidden", {-1, -1}));
   num_rows_ = hidden_.shape[0];
-  Tensors tensors(weights, caches, hidden_.dtype, hidden_.shape[1], on_cpu_);
+  Tensors tensors(weights, caches, hidden_.dtype, hidden_.shape[1], on_cpu_, checks_products_);
   REGATTA_RETURN_IF_ERROR(take_params(text, order, tensors));
   REGATTA_RETURN_IF_ERROR(tensors.status());
   REGATTA_RETURN_IF_ERROR(tensors.check_all_weights_taken());
@@ -114,13 +114,16 @@ Status Blocks::take_step(const StepViews& step) {
   return step.rows.rank == 0 ? Status() : take_rows(step.rows);
 }
 
-Status Blocks::take_rows(const TensorView& rows) {
+Status Blocks::check_narrows() const {
   const auto count = std::count_if(params_.begin(), params_.end(), is_reader);
-  if (count != 1 || !is_reader(params_[0])) {
-    return Status::error("with rows the blocks have " + std::to_string(count) +
-                         " attention blocks among " + std::to_string(params_.size()) +
-                         " (allowed: one, which is the first)");
-  }
+  if (count == 1 && is_reader(params_[0])) return {};
+  return Status::error("with rows the blocks have " + std::to_string(count) +
+                       " attention blocks among " + std::to_string(params_.size()) +
+                       " (allowed: one, which is the first)");
+}
+
+Status Blocks::take_rows(const TensorView& rows) {
+  REGATTA_RETURN_IF_ERROR(check_narrows());
   const int32_t* ids;
   REGATTA_RETURN_IF_ERROR(take_ids(rows, "rows", {-1}, &ids));
   num_rows_ = rows.shape[0];

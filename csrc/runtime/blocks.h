@@ -32,13 +32,17 @@ using Memory = std::function<void*(int64_t bytes)>;
 
 class Blocks {
  public:
-  // hidden: [T, H].
-  Blocks(const TensorView& hidden, bool on_cpu) : hidden_(hidden), on_cpu_(on_cpu) {}
+  // hidden: [T, H]. checks_products: see Tensors.
+  Blocks(const TensorView& hidden, bool on_cpu, bool checks_products = false)
+      : hidden_(hidden), on_cpu_(on_cpu), checks_products_(checks_products) {}
 
   // Each reads and checks all. text: the blocks' records; order: which of them each block has.
   Status take(const std::string& text, const std::vector<int>& order, TensorList weights,
               TensorList caches);
   Status take_step(const StepViews& step);
+
+  // Whether these blocks may have StepViews::rows, behind take().
+  Status check_narrows() const;
 
   // What take_step() needs beside `rows`, behind take().
   bool reads_step() const { return reads_step_; }
@@ -63,7 +67,7 @@ class Blocks {
   Status take_rows(const TensorView& rows);
 
   TensorView hidden_;
-  bool on_cpu_;
+  bool on_cpu_, checks_products_;
   std::vector<BlockParams*> params_;
   std::vector<std::max_align_t> room_;  // of params_
   bool reads_step_ = false;
