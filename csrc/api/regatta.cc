@@ -90,10 +90,6 @@ engine::EngineOptions engine_options(const regatta_options& options) {
   return made;
 }
 
-void log(const regatta_options& options, regatta_log_level level, const std::string& text) {
-  if (options.log != nullptr) options.log(options.log_user, level, text.c_str());
-}
-
 std::string megabytes(int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f MB", static_cast<double>(bytes) / 1e6);
@@ -106,7 +102,7 @@ void open_into(const std::string& folder, const regatta_options& options, regatt
   if (options.verify) check(model::verify(folder), REGATTA_BAD_FOLDER);
   const model::OpenOptions wanted = network_options(options);
   model::MemorySum sum;
-  check(model::memory_sum(folder, wanted, &sum), REGATTA_BAD_FOLDER);
+  if (options.log != nullptr) check(model::memory_sum(folder, wanted, &sum), REGATTA_BAD_FOLDER);
   std::unique_ptr<model::Network> network;
   check(model::open(folder, wanted, &network), REGATTA_BAD_FOLDER);
   const std::string type = network->facts().model_type;
@@ -116,10 +112,12 @@ void open_into(const std::string& folder, const regatta_options& options, regatt
   if (options.num_threads > 0) {
     regatta::cpu::set_num_threads(static_cast<int>(options.num_threads));
   }
-  log(options, REGATTA_LOG_INFO,
+  if (options.log == nullptr) return;
+  const std::string text =
       folder + ": " + type + ", weights " + megabytes(sum.weights) + ", cache " +
-          megabytes(sum.cache) + " (" + std::to_string(sum.num_blocks) + " blocks), a step " +
-          megabytes(sum.step) + ", " + std::to_string(regatta::cpu::num_threads()) + " threads");
+      megabytes(sum.cache) + " (" + std::to_string(sum.num_blocks) + " blocks), a step " +
+      megabytes(sum.step) + ", " + std::to_string(regatta::cpu::num_threads()) + " threads";
+  options.log(options.log_user, REGATTA_LOG_INFO, text.c_str());
 }
 
 const engine::Engine& of(const regatta_engine* handle) {
