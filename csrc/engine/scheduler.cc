@@ -44,8 +44,8 @@ Status SchedulerConfig::check() const {
 Status set_limits(const SchedulerConfig& config, Sequence* sequence) {
   const int64_t longest = config.max_length, num_prompt_tokens = sequence->num_prompt_tokens;
   if (num_prompt_tokens >= longest) {
-    return Status::error("the prompt has " + text(num_prompt_tokens) + " tokens, max_length is " +
-                         text(longest) +
+    return Status::error("the prompt has " + text(num_prompt_tokens) +
+                         " tokens, the engine's max_length is " + text(longest) +
                          " tokens for prompt and output together (allowed: prompts of at most " +
                          text(longest - 1) + " tokens); shorten the prompt or raise max_length");
   }
