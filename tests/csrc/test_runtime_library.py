@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -13,14 +13,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from export.export_runtime import export_runtime
 from predict import LLM, SamplingParams
+from tests.support import cmake_packages, text_library, tiny
 from tests.support import runtime_library as library
-from tests.support import text_library, tiny
 from tests.support.cmake_packages import run
 from tests.support.damage import changed_bytes
 
@@ -30,6 +29,7 @@ HEADER = library.SOURCE / "api" / "include" / "regatta.h"
 PROMPT = (5, 9, 7)
 OK, BAD_FOLDER = 0, 2  # regatta_status
 LENGTH, ERROR = 2, 4  # regatta_finish
+DESCRIPTION, WEIGHTS = "regatta.json", "model.safetensors"
 GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0)
 
 
@@ -81,7 +81,14 @@ def test_a_compiler_without_python_makes_the_example(
     for name in ("cc", "as", "ld"):  # all that GCC calls: nothing else is on PATH
         (tmp_path / name).symlink_to(shutil.which(name) or pytest.skip(f"no {name}"))
     alone, program = {"PATH": str(tmp_path)}, tmp_path / "ids"
-    run("cc", library.EXAMPLES / "ids.c", "-o", program, *library.flags("shared"), **alone)
+    run(
+        "cc",
+        library.EXAMPLES / "ids.c",
+        "-o",
+        program,
+        *library.flags(library.prefixes()["shared"]),
+        **alone,
+    )
     assert answers(program, folder, **alone) == answer
 
 
@@ -103,9 +110,7 @@ def test_only_the_functions_of_the_header_are_exported() -> None:
 LATER = ("log", "log_user", "num_cached_tokens", "include_stop", "num_logprobs")
 
 
-def test_a_program_of_an_older_header_runs(
-    folder: Path, answer: list[int], tmp_path: Path
-) -> None:
+def test_a_program_of_an_older_header_runs(folder: Path, answer: list[int], tmp_path: Path) -> None:
     older = HEADER.read_text()
     for name in LATER:
         older, count = re.subn(rf"^  [^;]*\b\(?\*?{name}\b[^;]*;.*\n", "", older, flags=re.M)
@@ -123,15 +128,9 @@ def test_wrong_calls_callbacks_and_many_threads(folder: Path, tmp_path: Path) ->
 class Opener:
     """Opens folders by runtime_opens.cc, which has to live through all of them."""
 
-    def __init__(self, program: Path, **settings: str) -> None:
-        self._process = subprocess.Popen(
-            [program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **settings},
-        )
+    def __init__(self, program: Path) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._process = subprocess.Popen([program], text=True, errors="replace", **pipes)
 
     def open(self, folder: Path) -> tuple[int, int, str]:
         """regatta_status, regatta_finish, and what was said."""
@@ -148,11 +147,100 @@ class Opener:
 
 
 @contextmanager
-def opener(folder: Path, *flags: str, **settings: str) -> Iterator[Opener]:
-    made = Opener(library.compiled(library.NATIVE / "runtime_opens.cc", folder, *flags), **settings)
+def opener(folder: Path) -> Iterator[Opener]:
+    made = Opener(library.compiled(library.NATIVE / "runtime_opens.cc", folder))
     yield made
     made.close()
 
 
-def copy_of(folder: Path, target: Path) -> Path:
-    return Path(shutil.copytree(folder, target))
+def edited(folder: Path, target: Path, name: str, change: Callable[[bytes], bytes]) -> Path:
+    """A copy of a folder with one file changed, whose size is as regatta.json says."""
+    if not target.is_dir():
+        shutil.copytree(folder, target)
+    data = change((folder / name).read_bytes())
+    (target / name).write_bytes(data)
+    if name != DESCRIPTION:
+        said = json.loads((folder / DESCRIPTION).read_text())
+        said["files"][name]["num_bytes"] = len(data)
+        (target / DESCRIPTION).write_text(json.dumps(said))
+    return target
+
+
+def with_nan(data: bytes) -> bytes:
+    """The weights with a last norm of NaN."""
+    size = struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8 : 8 + size])
+    (name,) = (name for name in header if re.fullmatch(r"head_?.*norm.*weight", name))
+    begin, end = (8 + size + at for at in header[name]["data_offsets"])
+    return data[:begin] + struct.pack("<f", math.nan) * ((end - begin) // 4) + data[end:]
+
+
+def test_numbers_that_are_none_end_a_request_by_name(folder: Path, tmp_path: Path) -> None:
+    broken = edited(folder, tmp_path / "folder", WEIGHTS, with_nan)
+    with opener(tmp_path) as opened:
+        status, finish, said = opened.open(broken)
+        assert (status, finish) == (OK, ERROR)
+        assert "no finite largest logit" in said
+        assert opened.open(folder) == (OK, LENGTH, "")
+
+
+def changed_anywhere(data: bytes, dice: random.Random, header: int) -> bytes:
+    """Damaged in the header, or cut or changed behind it."""
+    if dice.random() < 0.8:
+        return changed_bytes(data[:header], dice) + data[header:]
+    return data[:header] + changed_bytes(data[header:], dice)
+
+
+def damage(folder: Path, tmp_path: Path, opened: Opener, count: int, seed: int) -> set[int]:
+    """Opens a folder so often, each time with one file damaged, and runs what opens."""
+    dice, statuses = random.Random(seed), set()
+    header = 8 + struct.unpack_from("<Q", (folder / WEIGHTS).read_bytes())[0]
+    for number in range(count):
+        name = (DESCRIPTION, WEIGHTS)[number % 2]
+        end = header if name == WEIGHTS else (folder / name).stat().st_size
+        target = tmp_path / "damaged"
+        edited(folder, target, name, lambda data, end=end: changed_anywhere(data, dice, end))
+        if name == DESCRIPTION:
+            shutil.copy(folder / WEIGHTS, target / WEIGHTS)
+        status, finish, said = opened.open(target)
+        assert said or (status, finish) in ((OK, LENGTH), (OK, 1)), (status, finish)
+        statuses.add(status)
+    return statuses
+
+
+def test_whatever_is_damaged_opening_and_steps_break_nothing(folder: Path, tmp_path: Path) -> None:
+    with opener(tmp_path) as opened:
+        assert {OK, BAD_FOLDER} == damage(folder, tmp_path, opened, 200, 52) | {OK}
+
+
+def test_a_byte_that_was_changed_is_told_by_its_file(folder: Path, tmp_path: Path) -> None:
+    verify = library.prefixes()["shared"] / "bin" / "regatta_verify"
+    assert "every file is as it was written" in run(verify, folder)
+    for name in (WEIGHTS, DESCRIPTION):
+        copy = Path(shutil.copytree(folder, tmp_path / name))
+        data = bytearray((copy / name).read_bytes())
+        data[-200] ^= 1
+        (copy / name).write_bytes(data)
+        with pytest.raises(AssertionError, match=rf"{name} was edited or damaged"):
+            run(verify, copy)
+
+
+SANITIZED = "-O1 -g1 -DREGATTA_LAST_ISA_ALONE -D_GLIBCXX_ASSERTIONS -fno-sanitize-recover=all"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_calls_and_damage_are_clean_under_sanitizers(
+    sanitizers: str, folder: Path, tmp_path: Path
+) -> None:
+    flags = f"{SANITIZED} -fsanitize={sanitizers}"
+    options = [f"-DREGATTA_FLAGS={flags}", "-DREGATTA_TEXT=OFF"]
+    (prefix,) = cmake_packages.installed(library.SOURCE, library.INPUTS, options)
+    calls, opens = (
+        library.compiled(library.NATIVE / name, tmp_path, *flags.split(), prefix=prefix)
+        for name in ("runtime_calls.cc", "runtime_opens.cc")
+    )
+    assert run("setarch", "-R", calls, folder) == "all is as promised\n"
+    opened = Opener(opens)
+    damage(folder, tmp_path, opened, 2000, 7)
+    opened.close()

@@ -320,9 +320,7 @@ def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: P
 
 def test_only_the_functions_of_the_header_are_exported() -> None:
     path = library.installed() / "lib" / "libregatta_text.so.1"
-    names = {
-        line.split()[-1] for line in run("nm", "-D", "--defined-only", path).splitlines()
-    }
+    names = {line.split()[-1] for line in run("nm", "-D", "--defined-only", path).splitlines()}
     names = {name.partition("@")[0] for name in names} - {"REGATTA_TEXT_1"}
     header = (library.SOURCE / "include" / "regatta_text.h").read_text()
     assert names
@@ -375,9 +373,7 @@ def test_the_header_is_c99_and_pkg_config_knows_the_library(tmp_path: Path) -> N
     flags = run("pkg-config", "--cflags", "--libs", "regatta_text", **path).split()
     strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
     program = tmp_path / "use"
-    run(
-        "cc", *strict, NATIVE / "text_use.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib"
-    )
+    run("cc", *strict, NATIVE / "text_use.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
     uses(program, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""libregatta_runtime (csrc/CMakeLists.txt), built by CMake over the kernels' objects that are there."""
+"""libregatta_runtime as csrc/CMakeLists.txt builds it, over the kernels' objects that are there."""
 
 from __future__ import annotations
 
@@ -44,20 +44,19 @@ def prefixes() -> dict[str, Path]:
     return {"shared": shared, "static": static}
 
 
-def flags(kind: str) -> list[str]:
-    """What a program of the installed library is compiled and linked with, by pkg-config."""
-    prefix = prefixes()[kind]
+def flags(prefix: Path) -> list[str]:
+    """What a program of the shared library there is compiled and linked with, by pkg-config."""
     path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
-    options = ["--static"] if kind == "static" else []
-    found = run("pkg-config", *options, "--cflags", "--libs", "regatta_runtime", **path)
+    found = run("pkg-config", "--cflags", "--libs", "regatta_runtime", **path)
     return [*found.split(), f"-Wl,-rpath,{prefix}/lib"]
 
 
-def compiled(source: Path, folder: Path, *own: str) -> Path:
+def compiled(source: Path, folder: Path, *own: str, prefix: Path | None = None) -> Path:
     """`source` as a program in `folder`, by the compiler alone."""
     program = folder / source.stem
     is_c = source.suffix == ".c"
     strict = ["-Wall", "-Wextra", "-Werror", *(["-std=c99", "-pedantic"] if is_c else [])]
     language = ["cc"] if is_c else ["c++", "-std=c++17", "-pthread"]
-    run(*language, *strict, *own, source, "-o", program, *flags("shared"))
+    installed = flags(prefix or prefixes()["shared"])
+    run(*language, *strict, *own, source, "-o", program, *installed)
     return program
