@@ -104,6 +104,25 @@ class Text:
         finally:
             library().regatta_text_stream_close(stream)
 
+    def so_far(self, ids: Sequence[int], flags: int = 0) -> Iterator[tuple[bytes, bytes]]:
+        """Behind each id: all pieces joined, and what would follow them were there no more."""
+        stream, text = ctypes.c_void_p(), b""
+        opened = library().regatta_text_stream_open
+        check(opened(self._handle, array([]), size([]), flags, ctypes.byref(stream)))
+        piece, pending, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        try:
+            for i in ids:
+                out = ctypes.byref(piece), ctypes.byref(count)
+                add = library().regatta_text_stream_add
+                check(add(stream, array([i]), ctypes.c_size_t(1), *out))
+                text += ctypes.string_at(piece, count.value)
+                out = ctypes.byref(pending), ctypes.byref(count)
+                check(library().regatta_text_stream_pending(stream, *out))
+                yield text, ctypes.string_at(pending, count.value)
+        finally:
+            library().regatta_text_stream_close(stream)
+
+
 
 def size(items: Sequence[object] | bytes | ctypes.Array[ctypes.c_char]) -> ctypes.c_size_t:
     return ctypes.c_size_t(len(items))
