@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 import re
 import shutil
@@ -90,6 +89,13 @@ def test_a_compiler_without_python_makes_the_example(
         **alone,
     )
     assert answers(program, folder, **alone) == answer
+
+
+@pytest.mark.parametrize("source", [library.SOURCE, text_library.SOURCE], ids=["runtime", "text"])
+@pytest.mark.parametrize("system", ["Windows", "Darwin"])
+def test_other_systems_are_refused_by_name(system: str, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=f"is built for Linux only, not for {system}"):
+        run("cmake", "-S", source, "-B", tmp_path, f"-DCMAKE_SYSTEM_NAME={system}")
 
 
 def test_only_the_functions_of_the_header_are_exported() -> None:

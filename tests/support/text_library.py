@@ -123,7 +123,6 @@ class Text:
             library().regatta_text_stream_close(stream)
 
 
-
 def size(items: Sequence[object] | bytes | ctypes.Array[ctypes.c_char]) -> ctypes.c_size_t:
     return ctypes.c_size_t(len(items))
 
