@@ -299,7 +299,7 @@ def check_replaced(folder: Path) -> None:
 
 
 def holds_folder(folder: Path) -> bool:
-    """Whether a folder holds an export and nothing else: the files that it lists, of their sizes."""
+    """Whether a folder holds an export alone: the files that it lists, of their sizes."""
     try:
         check_replaced(folder)
         listed = json.loads((folder / FILE_NAME).read_bytes())["files"]

@@ -44,6 +44,10 @@ runtime::StepViews views_of(const StepRows& rows) {
       view_of(rows.block_tables, rows.context_lens.size, rows.max_blocks);
   step.fields[runtime::kMaxLens] =
       view_of(Ints(rows.max_lens.data(), static_cast<int64_t>(rows.max_lens.size())));
+  if (rows.prefix_lens.size != 0) {
+    step.prefix_lens = view_of(rows.prefix_lens);
+    step.block_positions = view_of(rows.block_positions);
+  }
   return step;
 }
 

@@ -29,6 +29,11 @@ class MappedFile {
 };
 
 constexpr int64_t kAlignment = 64;  // of each tensor in its file
+// Names of tensors that fill up to the next multiple begin so.
+constexpr std::string_view kPadding = "padding.";
+inline bool is_padding(std::string_view name) {
+  return name.substr(0, kPadding.size()) == kPadding;
+}
 
 // Adds the tensors of a safetensors file to `tensors`, as they lie in `bytes`. Names file and
 // tensor where a header is cut, edited, overlaps, or leaves bytes to nobody; where a name is there

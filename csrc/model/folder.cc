@@ -17,7 +17,6 @@ constexpr int64_t kMaxJson = int64_t{64} << 20;  // bytes
 constexpr int64_t kMaxFile = int64_t{1} << 50;
 constexpr int64_t kMaxSize = int64_t{1} << 28;  // of a dimension
 constexpr int64_t kMaxId = (int64_t{1} << 31) - 1;
-constexpr const char* kPadding = "padding.";
 // How the operators of this build read matrices: PACKINGS of export/runtime_folder.py.
 constexpr const char* kDensePacking = "panels32";
 constexpr const char* kCodesPacking = "panels32_quads";
@@ -359,7 +358,7 @@ void Reader::read_cache(const JsonValue& from) {
 
 Status Reader::check_used() const {
   for (const auto& [name, view] : tensors_) {
-    if (name.rfind(kPadding, 0) == 0 || used_.count(name) != 0) continue;
+    if (is_padding(name) || used_.count(name) != 0) continue;
     return Status::error(path_ + " holds the tensor " + in_quotes(name) + ", which " + kFolderFile +
                          " does not name" + kExport);
   }

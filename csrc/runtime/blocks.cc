@@ -90,6 +90,14 @@ Status Blocks::take_step(const StepViews& step) {
                                      fields[kBlockTables], step.tree_mask, num_tokens,
                                      &read.batch));
     REGATTA_RETURN_IF_ERROR(limits_of(fields[kMaxLens], &limits_));
+    if (step.prefix_lens.rank != 0) {
+      REGATTA_RETURN_IF_ERROR(take_ids(step.prefix_lens, "prefix_lens", {read.batch.num_seqs},
+                                       &read.batch.prefix_lens));
+    }
+    if (step.block_positions.rank != 0) {
+      REGATTA_RETURN_IF_ERROR(
+          take_ids(step.block_positions, "block_positions", {num_tokens}, &read.block_positions));
+    }
   }
   if (has_states()) {
     const int64_t count = read.batch.num_seqs;
@@ -106,6 +114,7 @@ Status Blocks::take_step(const StepViews& step) {
     block->adapters = read.adapters;
     if (!is_reader(block)) continue;
     block->positions = read.positions;
+    block->block_positions = read.block_positions;
     block->slot_mapping = read.slot_mapping;
     block->batch = read.batch;
     block->state_src = read.state_src;

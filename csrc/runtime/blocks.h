@@ -21,7 +21,10 @@ namespace regatta::runtime {
 struct StepViews {
   TensorView fields[kAdapterPages + 1];  // by StepField; those that are read
   TensorView tree_mask;                  // [T, words]
-  TensorView state_src, state_dst;       // [B]
+  // Of prompts that see themselves both ways, on a CPU: positions in the second dimension [T], and
+  // the first tokens, which all see [B].
+  TensorView block_positions, prefix_lens;
+  TensorView state_src, state_dst;  // [B]
   // [L]: these alone are the output of the first block, which is the only one that reads the step,
   // and of what follows it.
   TensorView rows;

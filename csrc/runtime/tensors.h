@@ -30,6 +30,7 @@ class Tensors {
         checks_products_(checks_products) {}
 
   DType dtype() const { return dtype_; }
+  bool on_cpu() const { return on_cpu_; }
   int64_t hidden_size() const { return hidden_size_; }
   // Of adapters; below 0 without.
   int64_t num_pages() const { return num_pages_; }

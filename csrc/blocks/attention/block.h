@@ -14,11 +14,14 @@ struct AttentionBlock : AttentionFields {
   // keys and values.
   int64_t queries_size() const { return q_size() * (out_gate ? 2 : 1); }
   int64_t made_size() const { return queries_size() + 2 * kv_size(); }
+  // What a sequence of operators computes, on a CPU.
+  bool is_composed() const { return qk_norm_each || prefix_mask || positions.two_dimensional; }
 };
 
 struct AttentionBlockParams : BlockParams {
   AttentionBlock block;
   NormWeights q_norm, k_norm;
+  const void* qk_norm = nullptr;  // [Hq + Hkv, D] with qk_norm_each
   LinearWeights qkv, out;
   const float* sinks = nullptr;             // [Hq] or null
   const float* slopes = nullptr;            // [Hq], of ALiBi
@@ -34,6 +37,8 @@ namespace cpu {
 // order, and the sum reads no normed input. Else it makes all rows, with `rows` null.
 bool narrows(const AttentionBlockParams& params);
 Status attention_block(const AttentionBlockParams& params);
+// Of composed blocks; params.rows are gathered ahead of the last product.
+Status attention_sequence(const AttentionBlockParams& params);
 
 }  // namespace cpu
 }  // namespace regatta
