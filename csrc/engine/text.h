@@ -1,4 +1,4 @@
-// What an engine needs of a tokenizer. regatta_text.h of csrc/text gives it: see library_text.h.
+// What an engine needs of a tokenizer. csrc/api/tokenizer.h makes it of what a caller gives.
 #pragma once
 
 #include <cstdint>
