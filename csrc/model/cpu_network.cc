@@ -169,6 +169,15 @@ Status CpuNetwork::check_rows(const StepRows& rows, const float* logits) const {
       check_size("block_tables", rows.block_tables.size, num_seqs * rows.max_blocks));
   REGATTA_RETURN_IF_ERROR(check_all_below("token_ids", rows.token_ids, facts_.vocab_size));
   REGATTA_RETURN_IF_ERROR(check_all_below("logit_indices", rows.logit_indices, num_tokens));
+  if (rows.row_kind() == RowKind::kAll) {
+    REGATTA_RETURN_IF_ERROR(check_size("logit_indices", rows.logit_indices.size, num_tokens));
+    for (int64_t i = 0; i < num_tokens; ++i) {
+      if (rows.logit_indices[i] == i) continue;
+      return Status::error("logit_indices[" + std::to_string(i) + "] is " +
+                           std::to_string(rows.logit_indices[i]) +
+                           " of all tokens in order (allowed: " + std::to_string(i) + ")");
+    }
+  }
   if (rows.logit_indices.size < 1 || (logits == nullptr && rows.row_kind() != RowKind::kNone)) {
     return Status::error(
         "a step has no row of logits, or nowhere to write them (allowed: none with kNone, whose "
@@ -199,7 +208,7 @@ Status CpuNetwork::run(const StepRows& rows, float* logits) {
   TensorView hidden;
   REGATTA_RETURN_IF_ERROR(embed(folder_, rows, &hidden));
   runtime::StepViews step = views_of(rows);
-  if (rows.row_kind() == RowKind::kAll && rows.logit_indices.size == rows.token_ids.size) {
+  if (rows.row_kind() == RowKind::kAll) {
     REGATTA_RETURN_IF_ERROR(run_part(all_, step, &hidden));
   } else {
     if (!ahead_.order.empty()) REGATTA_RETURN_IF_ERROR(run_part(ahead_, step, &hidden));
