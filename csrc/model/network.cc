@@ -14,7 +14,6 @@
 namespace regatta::model {
 namespace {
 
-constexpr int32_t kLongSpan = 128;  // predict.nn.inputs.LONG_SPAN
 constexpr int64_t kUsualSeqs = 8, kUsualStepTokens = 512;
 constexpr int64_t kMaxSize = int64_t{1} << 28;
 constexpr int64_t kPrefixShare = 2;  // blocks beyond those of requests feed the cache of prefixes
@@ -120,20 +119,6 @@ Status guarded(Call call) {
 }
 
 }  // namespace
-
-std::array<int32_t, 5> max_lens_of(Ints lengths, Ints context_lens, RowKind rows) {
-  int32_t longest = 0, context = 0, longest_short = 0, in_long = 0;
-  for (int64_t i = 0; i < lengths.size; ++i) {
-    longest = std::max(longest, lengths[i]);
-    context = std::max(context, context_lens[i]);
-    if (lengths[i] < kLongSpan) {
-      longest_short = std::max(longest_short, lengths[i]);
-    } else {
-      in_long += context_lens[i];
-    }
-  }
-  return {longest, context, longest_short, in_long, static_cast<int32_t>(rows)};
-}
 
 Status memory_sum(const std::string& path, const OpenOptions& options, MemorySum* sum) {
   return guarded([&] {

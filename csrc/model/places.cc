@@ -1,10 +1,12 @@
-// Twin of predict/nn/places.py.
+// Twin of predict/nn/places.py, and of max_lens_of() of predict/nn/inputs.py.
 #include <algorithm>
 
 #include "model/network.h"
 
 namespace regatta::model {
 namespace {
+
+constexpr int32_t kLongSpan = 128;  // predict.nn.inputs.LONG_SPAN
 
 // The place of the first of a token in a prompt; the prompt's length where it is not there.
 int32_t place_of(Ints prompt, int32_t token) {
@@ -24,6 +26,20 @@ int32_t step_of(int64_t length, int64_t num_tokens) {
 }
 
 }  // namespace
+
+std::array<int32_t, 5> max_lens_of(Ints lengths, Ints context_lens, RowKind rows) {
+  int32_t longest = 0, context = 0, longest_short = 0, in_long = 0;
+  for (int64_t i = 0; i < lengths.size; ++i) {
+    longest = std::max(longest, lengths[i]);
+    context = std::max(context, context_lens[i]);
+    if (lengths[i] < kLongSpan) {
+      longest_short = std::max(longest_short, lengths[i]);
+    } else {
+      in_long += context_lens[i];
+    }
+  }
+  return {longest, context, longest_short, in_long, static_cast<int32_t>(rows)};
+}
 
 Places Positions::of(Ints prompt) const {
   Places places;
