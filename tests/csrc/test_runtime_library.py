@@ -35,7 +35,7 @@ GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     checkpoint = tiny.write_with_tokenizer(tmp_path_factory.mktemp("runtime") / "checkpoint")
-    return LLM(str(checkpoint), dtype="float32", device="cpu", append_attn=True)
+    return LLM(str(checkpoint), dtype="float32", device="cpu", attention="append")
 
 
 @pytest.fixture(scope="module")
