@@ -222,44 +222,17 @@ class Run {
     return 0;
   }
 
-  // Times of --batch_size requests that begin together.
+  // Times of --batch_size requests that begin together, behind as many that warm up.
   int bench(int64_t num_in, int64_t num_out) {
-    const int64_t batch_size = arguments_.number<int64_t>("--batch_size", 8);
-    const int64_t vocab_size = engine_.info().vocab_size;
-    std::vector<Clock::time_point> first(batch_size), last(batch_size);
-    uint32_t dice = 1;
-    const Clock::time_point began = Clock::now();
-    for (int64_t i = 0; i < batch_size; ++i) {
-      regatta::Request request(engine_);
-      set_sampling(arguments_, &request);
-      request.fields.temperature = arguments_.number("--temperature", 0.0);
-      request.fields.max_new_tokens = num_out;
-      request.fields.ignore_eos = 1;
-      for (int64_t k = 0; k < num_in; ++k) {
-        dice = dice * 1664525u + 1013904223u;
-        request.prompt_ids.push_back(static_cast<int32_t>(dice / 256 % vocab_size));
-      }
-      engine_.submit(request, [&first, &last, i](const regatta::Event& event) {
-        if (event.error != nullptr) throw std::runtime_error(event.error);
-        last[i] = Clock::now();
-        if (first[i] == Clock::time_point()) first[i] = last[i];
-      });
-    }
-    finish();
-    const Clock::time_point prompts = *std::max_element(first.begin(), first.end());
-    const Clock::time_point ended = *std::max_element(last.begin(), last.end());
-    const auto seconds = [](Clock::duration took) {
-      return std::chrono::duration<double>(took).count();
-    };
-    std::printf("%lld x %lld tokens of prompts: %.2f ms, %.1f tokens/s\n",
-                static_cast<long long>(batch_size), static_cast<long long>(num_in),
-                seconds(prompts - began) * 1e3,
-                static_cast<double>(batch_size * num_in) / seconds(prompts - began));
+    const auto num = static_cast<double>(arguments_.number<int64_t>("--batch_size", 8));
+    const auto in = static_cast<double>(num_in), steps = static_cast<double>(num_out - 1);
+    measure(num_in, num_out);
+    const Times took = measure(num_in, num_out);
+    std::printf("%.0f x %.0f tokens of prompts: %.2f ms, %.1f tokens/s\n", num, in,
+                took.prompts * 1e3, num * in / took.prompts);
     if (num_out > 1) {
-      std::printf("%lld x %lld new tokens: %.3f ms a step, %.1f tokens/s\n",
-                  static_cast<long long>(batch_size), static_cast<long long>(num_out - 1),
-                  seconds(ended - prompts) * 1e3 / static_cast<double>(num_out - 1),
-                  static_cast<double>(batch_size * (num_out - 1)) / seconds(ended - prompts));
+      std::printf("%.0f x %.0f new tokens: %.3f ms a step, %.1f tokens/s\n", num, steps,
+                  took.decoding * 1e3 / steps, num * steps / took.decoding);
     }
     return 0;
   }
@@ -271,6 +244,41 @@ class Run {
   }
 
  private:
+  struct Times {
+    double prompts, decoding;  // seconds
+  };
+
+  // Requests of ids that mean nothing, which differ from those of earlier calls.
+  Times measure(int64_t num_in, int64_t num_out) {
+    const int64_t batch_size = arguments_.number<int64_t>("--batch_size", 8);
+    const int64_t vocab_size = engine_.info().vocab_size;
+    std::vector<Clock::time_point> first(batch_size), last(batch_size);
+    const Clock::time_point began = Clock::now();
+    for (int64_t i = 0; i < batch_size; ++i) {
+      regatta::Request given = request();
+      given.fields.temperature = arguments_.number("--temperature", 0.0);
+      given.fields.max_new_tokens = num_out;
+      given.fields.ignore_eos = 1;
+      for (int64_t k = 0; k < num_in; ++k) {
+        dice_ = dice_ * 1664525u + 1013904223u;
+        given.prompt_ids.push_back(static_cast<int32_t>(dice_ / 256 % vocab_size));
+      }
+      engine_.submit(given, [&first, &last, i](const regatta::Event& event) {
+        if (event.error != nullptr) throw std::runtime_error(event.error);
+        last[i] = Clock::now();
+        if (first[i] == Clock::time_point()) first[i] = last[i];
+      });
+    }
+    finish();
+    const auto latest = [](const std::vector<Clock::time_point>& times) {
+      return *std::max_element(times.begin(), times.end());
+    };
+    const auto seconds = [](Clock::duration took) {
+      return std::chrono::duration<double>(took).count();
+    };
+    return {seconds(latest(first) - began), seconds(latest(last) - latest(first))};
+  }
+
   void finish() {
     while (engine_.step()) {
     }
@@ -293,6 +301,7 @@ class Run {
 
   const Arguments& arguments_;
   regatta::Engine engine_;
+  uint32_t dice_ = 1;
 };
 
 int answer(const Arguments& arguments, const regatta::Options& options, bool has_text) {

@@ -35,7 +35,7 @@ GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     checkpoint = tiny.write_with_tokenizer(tmp_path_factory.mktemp("runtime") / "checkpoint")
-    return LLM(str(checkpoint), dtype="float32", device="cpu", append_attn=True)
+    return LLM(str(checkpoint), dtype="float32", device="cpu", attention="append")
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +107,11 @@ def test_only_the_functions_of_the_header_are_exported() -> None:
         run("nm", "-D", "--defined-only", shared),
         run("nm", "--defined-only", "--extern-only", archive),
     ):
-        found = {line.split()[-1].partition("@")[0] for line in names.splitlines() if " " in line}
+        rows = [line.split() for line in names.splitlines() if " " in line]
+        # "u": of the kernels' objects, which are the operators' library's here.
+        found = {row[-1].partition("@")[0] for row in rows if row[-2] != "u"}
         assert found - {"REGATTA_1"} == declared
-    assert "soname: [libregatta_runtime.so.1]" in run("readelf", "-d", shared).replace("S", "s", 1)
+    assert "Library soname: [libregatta_runtime.so.1]" in run("readelf", "-d", shared)
 
 
 # Fields that a header may have got after a program was compiled.
@@ -119,7 +121,7 @@ LATER = ("log", "log_user", "num_cached_tokens", "include_stop", "num_logprobs")
 def test_a_program_of_an_older_header_runs(folder: Path, answer: list[int], tmp_path: Path) -> None:
     older = HEADER.read_text()
     for name in LATER:
-        older, count = re.subn(rf"^  [^;]*\b\(?\*?{name}\b[^;]*;.*\n", "", older, flags=re.M)
+        older, count = re.subn(rf"^  [^;\n]*\b{name}\b[^;\n]*;.*\n", "", older, flags=re.M)
         assert count == 1, name
     (tmp_path / "regatta.h").write_text(older)
     program = library.compiled(library.EXAMPLES / "ids.c", tmp_path, f"-I{tmp_path}")
