@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 
+import pytest
+
 import build
 from predict.device.library import LibraryError, is_outdated, read_metadata
+from tests.support import cmake_packages
 from tests.support.paths import ROOT
 
 FLAGS = (*(flag for flag in build.CXX_FLAGS if flag != "-O3"), "-O1", "-Wextra", "-Werror")
@@ -20,7 +23,12 @@ HEADERS = (f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}")
 
 @cache
 def program(name: str) -> Path:
-    """tests/native/NAME.cc with csrc/model and the kernels, compiled now or by earlier calls."""
+    """tests/native/NAME.cc with csrc/model and the kernels, compiled now or by earlier calls.
+
+    Skips where what they are compiled with is not installed.
+    """
+    if missing := cmake_packages.missing({"nlohmann_json": "nlohmann-json3-dev"}):
+        pytest.skip(missing)
     sources = [
         ROOT / "tests" / "native" / f"{name}.cc",
         *sorted((build.CSRC / "model").glob("*.cc")),
