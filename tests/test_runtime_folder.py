@@ -350,4 +350,3 @@ def test_a_damaged_file_of_weights_is_refused_by_its_tensor(
     said = opened(folder)
     assert message in said
     assert WEIGHTS in said
-

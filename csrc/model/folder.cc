@@ -156,7 +156,8 @@ void Reader::read_sampling(const JsonValue& from) {
   from.check_keys({"temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
                    "no_repeat_ngram_size", "max_new_tokens"});
   real("temperature", &to.temperature);
-  whole("top_k", -1, &to.top_k);
+  whole("top_k", 0, &to.top_k);
+  to.top_k = std::max<int64_t>(to.top_k, 0);  // -1 turns it off, too
   real("top_p", &to.top_p);
   real("min_p", &to.min_p);
   real("typical_p", &to.typical_p);

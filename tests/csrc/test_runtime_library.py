@@ -137,8 +137,13 @@ class Opener:
     """Opens folders by runtime_opens.cc, which has to live through all of them."""
 
     def __init__(self, program: Path) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen([program], text=True, errors="replace", **pipes)
+        self._process = subprocess.Popen(
+            [program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
 
     def open(self, folder: Path) -> tuple[int, int, str]:
         """regatta_status, regatta_finish, and what was said."""
@@ -192,11 +197,15 @@ def test_numbers_that_are_none_end_a_request_by_name(folder: Path, tmp_path: Pat
         assert opened.open(folder) == (OK, LENGTH, "")
 
 
-def changed_anywhere(data: bytes, dice: random.Random, header: int) -> bytes:
-    """Damaged in the header, or cut or changed behind it."""
-    if dice.random() < 0.8:
-        return changed_bytes(data[:header], dice) + data[header:]
-    return data[:header] + changed_bytes(data[header:], dice)
+def changing(dice: random.Random, header: int) -> Callable[[bytes], bytes]:
+    """Damages the first `header` bytes of a file mostly, else what is behind them."""
+
+    def change(data: bytes) -> bytes:
+        if dice.random() < 0.8:
+            return changed_bytes(data[:header], dice) + data[header:]
+        return data[:header] + changed_bytes(data[header:], dice)
+
+    return change
 
 
 def damage(folder: Path, tmp_path: Path, opened: Opener, count: int, seed: int) -> set[int]:
@@ -207,7 +216,7 @@ def damage(folder: Path, tmp_path: Path, opened: Opener, count: int, seed: int) 
         name = (DESCRIPTION, WEIGHTS)[number % 2]
         end = header if name == WEIGHTS else (folder / name).stat().st_size
         target = tmp_path / "damaged"
-        edited(folder, target, name, lambda data, end=end: changed_anywhere(data, dice, end))
+        edited(folder, target, name, changing(dice, end))
         if name == DESCRIPTION:
             shutil.copy(folder / WEIGHTS, target / WEIGHTS)
         status, finish, said = opened.open(target)
