@@ -30,7 +30,7 @@ from predict.ops import records
 if TYPE_CHECKING:
     from paddle import Tensor
     from predict.config.engine import EngineConfig
-    from predict.nn.blocks import Linear, NormWeights
+    from predict.nn.blocks import BlockWeights, Linear, NormWeights
     from predict.nn.blocks import Norm as NormRecord
     from predict.nn.cache_formats import HeadScales
     from predict.nn.spec import DecoderSpec
@@ -46,6 +46,7 @@ ALIGNMENT = 64  # bytes, of each tensor in its file: a cache line, and the wides
 SHARD_BYTES = 5_000_000_000
 PADDING = "padding."  # names of tensors that fill up to the next multiple
 NUMPY_OF = {"int8": "I8", "uint8": "U8", "int32": "I32", "int64": "I64", **STORED_DTYPES}
+COMPOSED = " composed=1"  # of a record: the block runs as smaller operators
 FLOATS_OF_SCALES = "cache_scales"
 
 
@@ -105,14 +106,16 @@ def _layers(
 ) -> tuple[list[str], list[list[dict[str, Any]]]]:
     """The records that blocks have, and of each block which, with the names of its tensors."""
     texts: dict[str, int] = {}
+
+    def described(block: BlockWeights, composed: bool) -> dict[str, Any]:
+        text = records.record(block) + (COMPOSED if composed and block.block.has_parts else "")
+        number = texts.setdefault(text, len(texts))
+        tensors = records.tensors(block, decoder.ropes)
+        return {"record": number, "weights": [names[id(each)] for each in tensors]}
+
     layers = [
-        [
-            {
-                "record": texts.setdefault(records.record(block), len(texts)),
-                "weights": [names[id(each)] for each in records.tensors(block, decoder.ropes)],
-            }
-            for block in layer
-        ]
+        # A program has the smaller operators of all blocks of such a layer.
+        [described(each, not all(b.block.is_fused for b in layer)) for each in layer]
         for layer in decoder.layers
     ]
     return [*texts], layers

@@ -30,7 +30,6 @@ class Tensors {
         checks_products_(checks_products) {}
 
   DType dtype() const { return dtype_; }
-  bool on_cpu() const { return on_cpu_; }
   int64_t hidden_size() const { return hidden_size_; }
   // Of adapters; below 0 without.
   int64_t num_pages() const { return num_pages_; }
@@ -39,6 +38,11 @@ class Tensors {
   Status check_all_weights_taken() const { return check_all_taken(weights_); }
   Status check_all_caches_taken() const { return check_all_taken(caches_); }
 
+  // Where what a record calls so runs on a CPU alone.
+  void check_on_cpu(const char* what) {
+    if (on_cpu_) return;
+    check(Status::error(std::string("blocks: a block is ") + what + " (allowed on a CPU alone)"));
+  }
   // A complaint of a kind.
   void check(const Status& status) {
     if (status_.ok()) status_ = status;

@@ -14,8 +14,6 @@ struct AttentionBlock : AttentionFields {
   // keys and values.
   int64_t queries_size() const { return q_size() * (out_gate ? 2 : 1); }
   int64_t made_size() const { return queries_size() + 2 * kv_size(); }
-  // What a sequence of operators computes, on a CPU.
-  bool is_composed() const { return qk_norm_each || prefix_mask || positions.two_dimensional; }
 };
 
 struct AttentionBlockParams : BlockParams {
@@ -37,7 +35,7 @@ namespace cpu {
 // order, and the sum reads no normed input. Else it makes all rows, with `rows` null.
 bool narrows(const AttentionBlockParams& params);
 Status attention_block(const AttentionBlockParams& params);
-// Of composed blocks; params.rows are gathered ahead of the last product.
+// As smaller operators; params.rows are gathered ahead of the last product.
 Status attention_sequence(const AttentionBlockParams& params);
 
 }  // namespace cpu

@@ -1,11 +1,11 @@
-// Tensors: norm [H] (and its bias), qkv's, qkv bias?, q norm and k norm?, or one of all heads' with
-// qk_norm_each, out's, out bias?,
-// sinks [Hq]?, post norm?, slopes [Hq] of ALiBi, or the rotary table [P, R] and the one of
-// queries?; a cache. Behind each linear's bias A and B of all adapters, where it has any
-// (LowRankWeights of regatta/adapters.h).
+// Tensors: norm [H] (and its bias), qkv's, qkv bias?, q norm and k norm? (with qk_norm_each one of
+// all heads'), out's, out bias?, sinks [Hq]?, post norm?, slopes [Hq] of ALiBi, or the rotary table
+// [P, R] and the one of queries?; a cache. Behind each linear's bias A and B of all adapters, where
+// it has any (LowRankWeights of regatta/adapters.h).
 #include "blocks/attention/block.h"
 #include "runtime/kinds.h"
 #include "runtime/rows.h"
+#include "runtime/sequence.h"
 
 namespace regatta::runtime {
 namespace {
@@ -21,11 +21,16 @@ Status check(const AttentionBlock& block) {
   if (block.qk_norm_each && (!norm.is_there || norm.bias || block.qk_norm_whole)) {
     return Status::error("blocks: qk_norm_each is of a qk_norm without bias, not qk_norm_whole");
   }
-  if (block.is_composed() && (block.partial || block.out_gate || block.adapters)) {
+  const bool needs_parts =
+      block.qk_norm_each || block.prefix_mask || block.positions.two_dimensional;
+  if (needs_parts && !block.composed) {
     return Status::error(
-        "blocks: a block with qk_norm_each, prefix_mask or two-dimensional positions is partial, "
-        "or "
-        "has an out_gate or adapters (allowed: none of these)");
+        "blocks: a block has qk_norm_each, prefix_mask or two-dimensional positions (allowed: none "
+        "of these, but with composed)");
+  }
+  REGATTA_RETURN_IF_ERROR(check_composed("attention", block));
+  if (block.composed && block.out_gate) {
+    return Status::error("blocks: attention is composed and has an out_gate (allowed: one)");
   }
   if (block.out_gate && block.qk_norm_whole) {
     return Status::error("blocks: a block has an out_gate and qk_norm_whole (allowed: one)");
@@ -37,11 +42,7 @@ void take(AttentionBlockParams& p, Tensors& tensors) {
   const AttentionBlock& block = p.block;
   const int64_t width = p.hidden_size;
   const bool whole = block.qk_norm_whole;
-  if (block.is_composed() && !tensors.on_cpu()) {
-    tensors.check(Status::error(
-        "blocks: a block has qk_norm_each, prefix_mask or two-dimensional positions (allowed on a "
-        "GPU: none of these)"));
-  }
+  if (block.composed) tensors.check_on_cpu("composed");
   p.norm = tensors.norm("norm", block.norm, width);
   p.qkv = tensors.linear("qkv", block.qkv, width, block.made_size(), block.qkv_bias,
                          block.adapters ? 3 : 0);
@@ -68,7 +69,7 @@ void take(AttentionBlockParams& p, Tensors& tensors) {
 }
 
 Status run(AttentionBlockParams& p) {
-  if (p.block.is_composed()) return cpu::attention_sequence(p);
+  if (p.block.composed) return cpu::attention_sequence(p);
   if (p.rows != nullptr && cpu::narrows(p)) return cpu::attention_block(p);
   return run_all_rows(p, [&] { return cpu::attention_block(p); });
 }

@@ -60,39 +60,6 @@ Status attend(const AttentionBlockParams& p, const void* queries, void* out) {
   return paged_attention(a);
 }
 
-NormParams norm_params(const AttentionBlockParams& p, const Norm& norm, const NormWeights& weights,
-                       const void* x, void* out, void* copy) {
-  NormParams n;
-  n.x = x, n.weight = weights.weight, n.bias = weights.bias, n.out = out, n.residual_out = copy;
-  n.num_tokens = p.num_tokens, n.hidden_size = p.hidden_size;
-  n.epsilon = norm.epsilon, n.dtype = p.dtype, n.kind = norm.kind, n.plus_one = norm.plus_one;
-  return n;
-}
-
-// hidden_out = the block's output; made: of its last product, changed. normed: its normed input.
-Status end(const AttentionBlockParams& p, const void* normed, void* made, Scratch& scratch) {
-  const AttentionBlock& block = p.block;
-  const Residual& residual = block.residual;
-  void* const copy = runtime::rows_of(p, scratch, p.hidden_size);
-  const bool of_output = block.post_norm.is_there && block.post_norm_of == Placement::kOutput;
-  const bool of_sum = block.post_norm.is_there && !of_output;
-  if (of_output) {
-    void* const out = runtime::rows_of(p, scratch, p.hidden_size);
-    REGATTA_RETURN_IF_ERROR(norm(norm_params(p, block.post_norm, p.post_norm, made, out, copy)));
-    made = out;
-  }
-  const int64_t count = p.num_tokens * p.hidden_size;
-  void* const total = of_sum ? runtime::rows_of(p, scratch, p.hidden_size) : p.hidden_out;
-  AddParams sum = {made, nullptr, total, count, 1.0f, 1.0f, p.dtype};
-  if (residual.source != Source::kNone) {
-    sum.a = residual.source == Source::kNormed ? normed : p.hidden, sum.b = made;
-    sum.a_scale = residual.input_scale, sum.b_scale = residual.output_scale;
-  }
-  REGATTA_RETURN_IF_ERROR(add(sum));
-  if (!of_sum) return {};
-  return norm(norm_params(p, block.post_norm, p.post_norm, total, p.hidden_out, copy));
-}
-
 }  // namespace
 
 Status attention_sequence(const AttentionBlockParams& params) {
@@ -102,19 +69,14 @@ Status attention_sequence(const AttentionBlockParams& params) {
   Scratch& scratch = Scratch::mine();
   const Scratch::Scope scope(scratch);
   const void* x = p.hidden;
-  if (block.norm.is_there) {
-    void* const out = runtime::rows_of(p, scratch, p.hidden_size);
-    void* const copy = runtime::rows_of(p, scratch, p.hidden_size);
-    REGATTA_RETURN_IF_ERROR(norm(norm_params(p, block.norm, p.norm, p.hidden, out, copy)));
-    x = out;
-  }
+  REGATTA_RETURN_IF_ERROR(runtime::normed(p, block.norm, p.norm, scratch, &x));
   void* qkv = runtime::rows_of(p, scratch, block.qkv_size());
   REGATTA_RETURN_IF_ERROR(runtime::product_of(p, p.qkv, block.qkv, x, p.hidden_size,
                                               block.qkv_size(), qkv, Adapted::kQkv));
   if (block.qk_norm_each) {
     void* const out = runtime::rows_of(p, scratch, block.qkv_size());
     void* const copy = runtime::rows_of(p, scratch, block.qkv_size());
-    NormParams n = norm_params(p, block.qk_norm, {p.qk_norm, nullptr}, qkv, out, copy);
+    NormParams n = runtime::norm_params(p, block.qk_norm, {p.qk_norm, nullptr}, qkv, out, copy);
     n.num_weights = block.num_heads + block.num_kv_heads;
     n.num_parts = n.num_weights + block.num_kv_heads;
     n.num_tokens = p.num_tokens * n.num_parts, n.hidden_size = block.head_dim;
@@ -141,7 +103,7 @@ Status attention_sequence(const AttentionBlockParams& params) {
   void* const made = runtime::rows_of(p, scratch, p.hidden_size);
   REGATTA_RETURN_IF_ERROR(runtime::product_of(p, p.out, block.out, mixed, block.q_size(),
                                               p.hidden_size, made, Adapted::kOut));
-  return end(p, x, made, scratch);
+  return runtime::ended(p, block, p.hidden, x, made, scratch);
 }
 
 }  // namespace regatta::cpu
