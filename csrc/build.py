@@ -47,15 +47,9 @@ LIBRARY_DIR = ROOT / "predict" / "lib"
 # No -march: one library serves every x86-64 machine; each kernel names its instruction set in a
 # function target attribute and is chosen at run time. PADDLE_NO_PYTHON keeps paddle/extension.h
 # from wanting Python.h, so that a compiler is all a machine needs.
+# CMakeLists.txt reads the same flags.
 CXX_FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-DNDEBUG",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fvisibility-inlines-hidden",
-    "-Wall",
-    "-pthread",
+    *(CSRC / "flags.txt").read_text(encoding="utf-8").split(),
     "-DPADDLE_NO_PYTHON",
     "-D_GLIBCXX_USE_CXX11_ABI=1",
 )

@@ -11,15 +11,11 @@ the same bytes for the same model and flags. Leaves with 0, 1 (a full disk, or a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import json
-import os
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,19 +23,17 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from export.output_place import place_for, unbroken, written
 from predict.cli.command import command
 from predict.cli.flags import FLAGS, Flag, FlagValues, RunOptions, parse_flags
-from predict.cli.identity import input_paths
 from predict.cli.run_config import PredictorConfig
 from predict.config.engine import EngineConfig
 from predict.device.devices import check_static
-from predict.errors import EXIT_FAILURE, EXIT_USAGE, UserError
+from predict.errors import EXIT_FAILURE, UserError
 from predict.request import SamplingParams
 from predict.system.console import say, show
 from predict.system.files import read_json_object
-from predict.system.notes import LOG
 from predict.system.options import flags_of
-from predict.system.outputs import check_folder, locked, whole_folder
 from predict.system.signals import Signals, kept
 
 if TYPE_CHECKING:
@@ -65,6 +59,21 @@ OWN_FLAGS = (
         "bool",
         False,
         "The program takes LoRA adapters of requests: its runs may have --lora_modules.",
+    ),
+    Flag(
+        "Input and output",
+        "runtime",
+        "bool",
+        False,
+        "Write a folder for the C++ runtime in place of a static model: no program is traced.",
+    ),
+    Flag(
+        "Input and output",
+        "target",
+        "str",
+        None,
+        "With --runtime: the processors that run the folder, x86_64 or aarch64; by default this "
+        "machine's kind. Weights are packed for them on any machine.",
     ),
 )
 # Weights live in the program; everything else of a checkpoint goes along.
@@ -106,14 +115,6 @@ def export_model(
         # First of all that imports it: Paddle's import, later, takes signals from its threads.
         import numpy  # noqa: F401
 
-    def check() -> None:
-        check_folder(
-            "output_path",
-            output_path,
-            folders=input_paths(config),
-            overwrite=_check_replaced if overwrite or holds_export(output_path) else None,
-        )
-
     check_static(config.model.device)
     _check_adapters(config, enable_lora)
     _check_ranks(config, enable_lora)
@@ -123,11 +124,7 @@ def export_model(
             f"--model_prefix {prefix!r} is the stem of files in --output_path; give a name without "
             "folders that does not begin with a dot"
         )
-    check()
-    with _parents(output_path), locked("output_path", output_path):
-        check()  # again: another process may have written it in between
-        if not overwrite and holds_export(output_path):
-            LOG.info(f"{output_path} holds an earlier export, which this one replaces")
+    with place_for(config, output_path, overwrite, _check_replaced, holds_export):
         _export(config, output_path, signals, enable_lora, gives_states, task)
 
 
@@ -154,31 +151,6 @@ def _check_ranks(config: EngineConfig, enable_lora: bool) -> None:
             f"--tensor_parallel_degree {degree} exports programs that call the compiled operators, "
             "which add over ranks; leave out --inference_model false"
         )
-
-
-@contextlib.contextmanager
-def _parents(path: Path) -> Iterator[None]:
-    """Makes the folders above `path`; removes them where nothing came to be in them."""
-    parents = Path(os.path.realpath(path)).parents
-    made = [folder for folder in parents if not folder.exists()]
-    try:
-        parents[0].mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_written(path, error) from None
-    try:
-        yield
-    finally:
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
-def _not_written(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"the static model cannot be written to {path}: {error.strerror or error}; choose another "
-        "--output_path, or make room there",
-        EXIT_FAILURE if error.errno == errno.ENOSPC else EXIT_USAGE,
-    )
 
 
 def holds_export(folder: Path) -> bool:
@@ -279,39 +251,35 @@ def _export(
     vision, stem = spec.vision, stem_of(config.model.model_prefix)
     tower = vision and open_tower(find_weights(config, spec, reader, platform), vision)
     decoder, own = load(0)
-    try:
-        final = partial(_unbroken, signals, "the static model is just being put in its place")
-        with whole_folder(output_path, final) as folder:
-            taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
-            for rank in range(size):
-                if rank:
-                    del decoder, own  # a device has room for one part
-                    decoder, own = load(rank)
-                part = folder / rank_folder(rank if size > 1 else None)
-                part.mkdir(exist_ok=True)
-                pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
-                _save(config, signals, backend, decoder, own, part, pages, taps)
-            if tower is not None:
-                _stage("tracing the tower")
-                with _unbroken(signals, "the export ends once the tower is written"):
-                    save_tower(backend, tower.read(), config.model.dtype, folder, stem)
-            _stage("writing the other files")
-            programs = {f"{config.model.model_prefix}.json", f"{stem}.json"}
-            _copy_files(source, folder, programs, kv_format, scales)
-            _name_family(reader, folder)
-            if pooling is not None:
-                save_pooling(pooling, folder)
-            described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
-            manifest = dataclasses.replace(
-                *(_manifest(*described),),
-                task="embed" if embeds else None,
-                ranks=_ranks(own),
-                tower=stem if tower else None,
-            )
-            _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
-            manifest.save(folder)
-    except OSError as error:
-        raise _not_written(output_path, error) from None
+    with written(output_path, signals, "the static model") as folder:
+        taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
+        for rank in range(size):
+            if rank:
+                del decoder, own  # a device has room for one part
+                decoder, own = load(rank)
+            part = folder / rank_folder(rank if size > 1 else None)
+            part.mkdir(exist_ok=True)
+            pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
+            _save(config, signals, backend, decoder, own, part, pages, taps)
+        if tower is not None:
+            _stage("tracing the tower")
+            with unbroken(signals, "the export ends once the tower is written"):
+                save_tower(backend, tower.read(), config.model.dtype, folder, stem)
+        _stage("writing the other files")
+        programs = {f"{config.model.model_prefix}.json", f"{stem}.json"}
+        _copy_files(source, folder, programs, kv_format, scales)
+        _name_family(reader, folder)
+        if pooling is not None:
+            save_pooling(pooling, folder)
+        described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
+        manifest = dataclasses.replace(
+            *(_manifest(*described),),
+            task="embed" if embeds else None,
+            ranks=_ranks(own),
+            tower=stem if tower else None,
+        )
+        _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
+        manifest.save(folder)
 
 
 def _save(
@@ -329,7 +297,7 @@ def _save(
     model, block_size = config.model, config.cache.block_size
     _stage("tracing the program")
     # Paddle does not live through an exception in the middle of tracing.
-    with _unbroken(signals, "the export ends once the program is written"):
+    with unbroken(signals, "the export ends once the program is written"):
         save_program(
             *(backend, decoder, spec, block_size, model.dtype, folder),
             *(model.model_prefix, config.kv_format, pages, taps),
@@ -370,17 +338,6 @@ def _check_task(embeds: bool, gives_states: bool, pooling: str | None) -> None:
             f"--pooling {pooling} is of programs that make vectors; add --task embed, "
             "or leave it out"
         )
-
-
-@contextlib.contextmanager
-def _unbroken(signals: Signals | None, what: str) -> Iterator[None]:
-    """Ends the export if a signal came; one that comes now waits, and is told `what`."""
-    if signals is None:
-        yield
-        return
-    signals.check()
-    with signals.held(what):
-        yield
 
 
 def _stage(what: str) -> None:
@@ -468,6 +425,23 @@ def _notes(flags: FlagValues) -> Iterator[str]:
         yield f"{', '.join(given)} {verb} no effect here: give it to the run of the static model"
 
 
+def _export_runtime(config: EngineConfig, flags: FlagValues, signals: Signals) -> int:
+    from export.export_runtime import export_runtime
+
+    of_programs = ("enable_lora", "return_full_hidden_states", "model_prefix")
+    given = [f"--{name}" for name in of_programs if flags.given(name)]
+    given += [f"--task {flags['task']}"] * (flags["task"] != "generate")
+    if given:
+        raise UserError(
+            f"{' and '.join(given)} is of static models, and --runtime writes a folder for the C++ "
+            "runtime, which takes requests for text; leave one of the two out"
+        )
+    path = Path(flags["output_path"])
+    export_runtime(config, path, flags["target"], flags["overwrite"], signals)
+    show(f"The runtime's folder is {path}.")
+    return 0
+
+
 @command("interrupted: nothing was exported; what was there is as it was")
 def main(words: Sequence[str], signals: Signals) -> int:
     """The command line; returns the exit code."""
@@ -482,6 +456,12 @@ def main(words: Sequence[str], signals: Signals) -> int:
     for note in (*config.notes, *_notes(flags)):
         say(f"note: {note}")
     folder, enable_lora = Path(flags["output_path"]), flags["enable_lora"]
+    if flags["runtime"]:
+        return _export_runtime(config.engine, flags, signals)
+    if flags["target"] is not None:
+        raise UserError(
+            "--target is of folders for the C++ runtime; add --runtime, or leave it out"
+        )
     more = {"gives_states": flags["return_full_hidden_states"], "task": flags["task"]}
     export_model(config.engine, folder, flags["overwrite"], signals, enable_lora, **more)
     show(f"The static model is in {flags['output_path']}.")

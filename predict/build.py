@@ -44,7 +44,6 @@ from predict.engine.sampler import Sampler
 from predict.engine.scheduled import SchedulerConfig
 from predict.engine.scheduler import Scheduler
 from predict.engine.step import Runner
-from predict.errors import UserError
 from predict.loading.adapters import Base
 from predict.loading.cache_scales import head_scales
 from predict.loading.defaults import with_model_defaults, with_whole_prompts
@@ -88,7 +87,7 @@ from predict.sight import Sight, with_eyes
 from predict.stepping import StepRunners
 from predict.system.launcher import check_alone
 from predict.system.notes import LOG
-from predict.text.tokenizer import Tokenizer
+from predict.text.tokenizer import Tokenizer, tokenizer_of
 
 Network = Callable[[Sequence[LayerCache]], Forward]  # runs over the caches that it is given
 
@@ -284,19 +283,11 @@ class Builder:
 
     def _tokenizer(self, tokenizer: Tokenizer | None) -> tuple[Tokenizer | None, Sequence[int]]:
         """The tokenizer, and the ids that end an answer."""
-        directory, spec = self.config.model.model_name_or_path, self.spec
-        if self.rank is None and tokenizer is None and Tokenizer.exists(directory):
-            tokenizer = Tokenizer.from_dir(directory, self.config.model.chat_template)
-        if tokenizer is None:
+        model, spec = self.config.model, self.spec
+        if self.rank is not None and tokenizer is None:
             return None, spec.eos_token_ids
-        if tokenizer.vocab_size > spec.vocab_size:
-            raise UserError(
-                f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and config.json "
-                f"says vocab_size {spec.vocab_size}; they do not belong to one model"
-            )
-        # An id that the model cannot make ends nothing, and has no logit to suppress.
-        known = [i for i in tokenizer.eos_token_ids if i < spec.vocab_size]
-        return tokenizer, known or spec.eos_token_ids
+        of_spec = (spec.vocab_size, spec.eos_token_ids)
+        return tokenizer_of(model.model_name_or_path, *of_spec, model.chat_template, tokenizer)
 
     def _networks(self) -> tuple[Network, Network | None]:
         """The network with its weights in place, and the draft model's where there is one."""

@@ -45,6 +45,21 @@ Status find_linear(const char* name, const LinearWeights& weights, SchemeId sche
   return status.ok() ? status : Status::error(std::string(name) + ": " + status.message());
 }
 
+Status check_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
+                    int64_t in_features, int64_t out_features, DType activation_dtype) {
+  Gemm gemm;
+  Status status =
+      find_linear(name, weights, scheme, in_features, out_features, activation_dtype, &gemm);
+  const int32_t* const perm = gemm.transform.perm;
+  for (int64_t i = 0; status.ok() && perm != nullptr && i < in_features; ++i) {
+    if (perm[i] >= 0 && perm[i] < in_features) continue;
+    status = Status::error(std::string(name) + ": perm[" + std::to_string(i) + "] is " +
+                           std::to_string(perm[i]) + " (allowed: 0 .. " +
+                           std::to_string(in_features - 1) + ")");
+  }
+  return status;
+}
+
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
                DType activation_dtype) {
   Gemm gemm = checked;

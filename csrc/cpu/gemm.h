@@ -213,6 +213,11 @@ Status find_gemm(SchemeId scheme, const Weight& weight, DType activation_dtype, 
 Status find_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
                    int64_t in_features, int64_t out_features, DType activation_dtype, Gemm* gemm);
 
+// Whether a linear's tensors fit it, those of which products believe the values, too: an order of
+// columns names columns. For weights of a file.
+Status check_linear(const char* name, const LinearWeights& weights, SchemeId scheme,
+                    int64_t in_features, int64_t out_features, DType activation_dtype);
+
 // The same for other tensors of the same shapes, which are not checked again.
 Gemm gemm_like(const Gemm& checked, SchemeId scheme, const TensorView* tensors,
                DType activation_dtype);

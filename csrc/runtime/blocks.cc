@@ -43,7 +43,7 @@ Status Blocks::take(const std::string& text, const std::vector<int>& order, Tens
   REGATTA_RETURN_IF_ERROR(check_activation(hidden_, "hidden"));
   REGATTA_RETURN_IF_ERROR(check_shape(hidden_, "hidden", {-1, -1}));
   num_rows_ = hidden_.shape[0];
-  Tensors tensors(weights, caches, hidden_.dtype, hidden_.shape[1], on_cpu_);
+  Tensors tensors(weights, caches, hidden_.dtype, hidden_.shape[1], on_cpu_, checks_products_);
   REGATTA_RETURN_IF_ERROR(take_params(text, order, tensors));
   REGATTA_RETURN_IF_ERROR(tensors.status());
   REGATTA_RETURN_IF_ERROR(tensors.check_all_weights_taken());
@@ -90,6 +90,14 @@ Status Blocks::take_step(const StepViews& step) {
                                      fields[kBlockTables], step.tree_mask, num_tokens,
                                      &read.batch));
     REGATTA_RETURN_IF_ERROR(limits_of(fields[kMaxLens], &limits_));
+    if (step.prefix_lens.rank != 0) {
+      REGATTA_RETURN_IF_ERROR(take_ids(step.prefix_lens, "prefix_lens", {read.batch.num_seqs},
+                                       &read.batch.prefix_lens));
+    }
+    if (step.block_positions.rank != 0) {
+      REGATTA_RETURN_IF_ERROR(
+          take_ids(step.block_positions, "block_positions", {num_tokens}, &read.block_positions));
+    }
   }
   if (has_states()) {
     const int64_t count = read.batch.num_seqs;
@@ -106,6 +114,7 @@ Status Blocks::take_step(const StepViews& step) {
     block->adapters = read.adapters;
     if (!is_reader(block)) continue;
     block->positions = read.positions;
+    block->block_positions = read.block_positions;
     block->slot_mapping = read.slot_mapping;
     block->batch = read.batch;
     block->state_src = read.state_src;
@@ -114,13 +123,16 @@ Status Blocks::take_step(const StepViews& step) {
   return step.rows.rank == 0 ? Status() : take_rows(step.rows);
 }
 
-Status Blocks::take_rows(const TensorView& rows) {
+Status Blocks::check_narrows() const {
   const auto count = std::count_if(params_.begin(), params_.end(), is_reader);
-  if (count != 1 || !is_reader(params_[0])) {
-    return Status::error("with rows the blocks have " + std::to_string(count) +
-                         " attention blocks among " + std::to_string(params_.size()) +
-                         " (allowed: one, which is the first)");
-  }
+  if (count == 1 && is_reader(params_[0])) return {};
+  return Status::error("with rows the blocks have " + std::to_string(count) +
+                       " attention blocks among " + std::to_string(params_.size()) +
+                       " (allowed: one, which is the first)");
+}
+
+Status Blocks::take_rows(const TensorView& rows) {
+  REGATTA_RETURN_IF_ERROR(check_narrows());
   const int32_t* ids;
   REGATTA_RETURN_IF_ERROR(take_ids(rows, "rows", {-1}, &ids));
   num_rows_ = rows.shape[0];

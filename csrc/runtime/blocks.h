@@ -21,7 +21,10 @@ namespace regatta::runtime {
 struct StepViews {
   TensorView fields[kAdapterPages + 1];  // by StepField; those that are read
   TensorView tree_mask;                  // [T, words]
-  TensorView state_src, state_dst;       // [B]
+  // Of prompts that see themselves both ways, on a CPU: positions in the second dimension [T], and
+  // the first tokens, which all see [B].
+  TensorView block_positions, prefix_lens;
+  TensorView state_src, state_dst;  // [B]
   // [L]: these alone are the output of the first block, which is the only one that reads the step,
   // and of what follows it.
   TensorView rows;
@@ -32,13 +35,17 @@ using Memory = std::function<void*(int64_t bytes)>;
 
 class Blocks {
  public:
-  // hidden: [T, H].
-  Blocks(const TensorView& hidden, bool on_cpu) : hidden_(hidden), on_cpu_(on_cpu) {}
+  // hidden: [T, H]. checks_products: see Tensors.
+  Blocks(const TensorView& hidden, bool on_cpu, bool checks_products = false)
+      : hidden_(hidden), on_cpu_(on_cpu), checks_products_(checks_products) {}
 
   // Each reads and checks all. text: the blocks' records; order: which of them each block has.
   Status take(const std::string& text, const std::vector<int>& order, TensorList weights,
               TensorList caches);
   Status take_step(const StepViews& step);
+
+  // Whether these blocks may have StepViews::rows, behind take().
+  Status check_narrows() const;
 
   // What take_step() needs beside `rows`, behind take().
   bool reads_step() const { return reads_step_; }
@@ -63,7 +70,7 @@ class Blocks {
   Status take_rows(const TensorView& rows);
 
   TensorView hidden_;
-  bool on_cpu_;
+  bool on_cpu_, checks_products_;
   std::vector<BlockParams*> params_;
   std::vector<std::max_align_t> room_;  // of params_
   bool reads_step_ = false;

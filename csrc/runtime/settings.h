@@ -78,7 +78,12 @@ class Setting {
     const auto [last, error] = std::from_chars(value_.data(), end, *to);
     if (error != std::errc() || last != end) refuse("a number");
   }
-  void read(int64_t* to) { number(to); }
+  void read(int64_t* to) {
+    number(to);
+    // Products of a few sizes fit into 64 bits.
+    constexpr int64_t kMost = int64_t{1} << 28;
+    if (status_.ok() && (*to < -kMost || *to > kMost)) refuse("up to " + std::to_string(kMost));
+  }
   void read(float* to) { number(to); }
   void read(bool* to) {
     if (value_ != "0" && value_ != "1") refuse("0 or 1");

@@ -1,5 +1,8 @@
 #include "runtime/tensors.h"
 
+#include <algorithm>
+
+#include "cpu/gemm.h"
 #include "runtime/adapters.h"
 
 namespace regatta::runtime {
@@ -37,9 +40,31 @@ LinearWeights Tensors::linear(const char* name, SchemeId scheme, int64_t in_feat
                               int64_t out_features, bool has_bias, int64_t of_adapters) {
   LinearWeights weights;
   weights.tensors = take(weights_, name, scheme_info(scheme).num_tensors);
+  check_matrices(name, weights.tensors, scheme, 0, in_features, out_features);
   weights.bias = vector(name, out_features, has_bias);
   if (of_adapters > 0) weights.low_rank = low_rank(name, of_adapters, in_features, out_features);
   return weights;
+}
+
+// Of `count` matrices one behind the other; 0: there is one, without that dimension.
+void Tensors::check_matrices(const char* name, const TensorView* tensors, SchemeId scheme,
+                             int64_t count, int64_t in_features, int64_t out_features) {
+  if (!checks_products_ || !status_.ok()) return;
+  std::vector<TensorView> one(tensors, tensors + scheme_info(scheme).num_tensors);
+  for (TensorView& view : one) {
+    if (count == 0) break;
+    std::copy(view.shape + 1, view.shape + TensorView::kMaxRank, view.shape);
+    --view.rank;
+  }
+  const LinearWeights weights{one.data(), nullptr, {}};
+  for (int64_t i = 0; i < std::max<int64_t>(count, 1) && status_.ok(); ++i) {
+    check(cpu::check_linear(name, weights, scheme, in_features, out_features, dtype_));
+    for (TensorView& view : one) {
+      int64_t bytes = dtype_size(view.dtype);
+      for (int d = 0; d < view.rank; ++d) bytes *= view.shape[d];
+      view.data = static_cast<const char*>(view.data) + bytes;
+    }
+  }
 }
 
 LowRankWeights Tensors::low_rank(const char* linear, int64_t parts, int64_t in_features,
@@ -59,7 +84,7 @@ LowRankWeights Tensors::low_rank(const char* linear, int64_t parts, int64_t in_f
 }
 
 LinearWeights Tensors::experts(const char* name, SchemeId scheme, int64_t num_experts,
-                               int64_t out_features, bool has_bias) {
+                               int64_t in_features, int64_t out_features, bool has_bias) {
   LinearWeights weights;
   const int count = scheme_info(scheme).num_tensors;
   weights.tensors = take(weights_, name, count);
@@ -69,6 +94,7 @@ LinearWeights Tensors::experts(const char* name, SchemeId scheme, int64_t num_ex
     check(Status::error(std::string(name) + " is " + shape_string(tensor) + " (expected: [" +
                         std::to_string(num_experts) + ", ...], one for each expert)"));
   }
+  check_matrices(name, weights.tensors, scheme, num_experts, in_features, out_features);
   if (has_bias) weights.bias = matrix(name, {num_experts, out_features}).data;
   return weights;
 }
@@ -81,6 +107,7 @@ TensorView Tensors::by_head(const char* name, int64_t num_heads, int64_t rows, i
                         dtype_name(view.dtype) + " (expected: [" + std::to_string(num_heads) +
                         ", ...] of " + dtype_name(dtype_) + ", one for each head)"));
   }
+  if (on_cpu_) check_matrices(name, &view, SchemeId::kDense, num_heads, columns, rows);
   return view;
 }
 

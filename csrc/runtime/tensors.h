@@ -19,12 +19,15 @@ struct TensorList {
 // from then on is empty.
 class Tensors {
  public:
-  Tensors(TensorList weights, TensorList caches, DType dtype, int64_t hidden_size, bool on_cpu)
+  // checks_products: whether matrices are checked here, on a CPU, too, and not by products alone.
+  Tensors(TensorList weights, TensorList caches, DType dtype, int64_t hidden_size, bool on_cpu,
+          bool checks_products = false)
       : weights_{"weights", weights},
         caches_{"caches", caches},
         dtype_(dtype),
         hidden_size_(hidden_size),
-        on_cpu_(on_cpu) {}
+        on_cpu_(on_cpu),
+        checks_products_(checks_products) {}
 
   DType dtype() const { return dtype_; }
   int64_t hidden_size() const { return hidden_size_; }
@@ -35,6 +38,11 @@ class Tensors {
   Status check_all_weights_taken() const { return check_all_taken(weights_); }
   Status check_all_caches_taken() const { return check_all_taken(caches_); }
 
+  // Where what a record calls so runs on a CPU alone.
+  void check_on_cpu(const char* what) {
+    if (on_cpu_) return;
+    check(Status::error(std::string("blocks: a block is ") + what + " (allowed on a CPU alone)"));
+  }
   // A complaint of a kind.
   void check(const Status& status) {
     if (status_.ok()) status_ = status;
@@ -46,7 +54,7 @@ class Tensors {
   LinearWeights linear(const char* name, SchemeId scheme, int64_t in_features, int64_t out_features,
                        bool has_bias, int64_t of_adapters = 0);
   // Of so many experts: all tensors have one more dimension, the first.
-  LinearWeights experts(const char* name, SchemeId scheme, int64_t num_experts,
+  LinearWeights experts(const char* name, SchemeId scheme, int64_t num_experts, int64_t in_features,
                         int64_t out_features, bool has_bias);
   // Of heads, [rows, columns] each: packed on the CPU, which checks shapes itself.
   TensorView by_head(const char* name, int64_t num_heads, int64_t rows, int64_t columns);
@@ -80,13 +88,15 @@ class Tensors {
 
   const TensorView* take(List& list, const char* what, size_t count);
   static Status check_all_taken(const List& list);
+  void check_matrices(const char* name, const TensorView* tensors, SchemeId scheme, int64_t count,
+                      int64_t in_features, int64_t out_features);
   LowRankWeights low_rank(const char* name, int64_t parts, int64_t in_features,
                           int64_t out_features);
 
   List weights_, caches_;
   DType dtype_;
   int64_t hidden_size_;
-  bool on_cpu_;
+  bool on_cpu_, checks_products_;
   int64_t num_pages_ = -1, num_slots_ = -1;
   Status status_;
 };

@@ -82,6 +82,18 @@ void Stream::finish(std::string* out) {
   num_of_prompt_ = 0;
 }
 
+void Stream::pending(std::string* out) const {
+  if (held_.empty() || file_.is(kByteLevel)) return;  // there it is the start of one character
+  std::string rest;
+  Stream(*this).finish(&rest);
+  constexpr std::string_view kMark = kReplacement;
+  while (rest.size() >= kMark.size() &&
+         rest.compare(rest.size() - kMark.size(), kMark.size(), kMark) == 0) {
+    rest.resize(rest.size() - kMark.size());
+  }
+  out->append(rest);
+}
+
 void Stream::put_replacement(std::string* out) { put(kReplacement, out); }
 
 void Stream::put(std::string_view text, std::string* out) {

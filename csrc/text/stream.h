@@ -22,6 +22,9 @@ class Stream {
   // Appends what was held back.
   void finish(std::string* out);
 
+  // Appends what finish() would, without U+FFFD at its end; the stream stays as it is.
+  void pending(std::string* out) const;
+
  private:
   void add_bytes(std::string_view bytes, std::string* out);
   void end_run(std::string* out);

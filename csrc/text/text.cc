@@ -20,7 +20,7 @@ struct regatta_text {
 struct regatta_text_stream {
   std::shared_ptr<const Tokenizer> tokenizer;
   Stream stream;
-  std::string piece;
+  std::string piece, pending;
 };
 
 namespace {
@@ -182,8 +182,11 @@ regatta_text_status regatta_text_stream_open(const regatta_text* text, const int
     *stream = nullptr;
     check_flags(flags, REGATTA_TEXT_SKIP_SPECIAL);
     check_ids(prompt_ids, num_prompt_ids);
-    auto made = std::unique_ptr<regatta_text_stream>(new regatta_text_stream{
-        text->tokenizer, Stream(text->tokenizer->file(), flags & REGATTA_TEXT_SKIP_SPECIAL), {}});
+    auto made = std::unique_ptr<regatta_text_stream>(
+        new regatta_text_stream{text->tokenizer,
+                                Stream(text->tokenizer->file(), flags & REGATTA_TEXT_SKIP_SPECIAL),
+                                {},
+                                {}});
     for (size_t i = 0; i < num_prompt_ids; ++i) made->stream.add(prompt_ids[i], &made->piece);
     made->stream.begin_output();
     made->piece.clear();
@@ -209,6 +212,17 @@ regatta_text_status regatta_text_stream_finish(regatta_text_stream* stream, cons
     stream->piece.clear();
     stream->stream.finish(&stream->piece);
     give(stream, piece, size);
+  });
+}
+
+regatta_text_status regatta_text_stream_pending(regatta_text_stream* stream, const char** text,
+                                                size_t* size) {
+  return guarded([&] {
+    require(stream && text && size, "an argument is null");
+    stream->pending.clear();
+    stream->stream.pending(&stream->pending);
+    *text = stream->pending.data();
+    *size = stream->pending.size();
   });
 }
 

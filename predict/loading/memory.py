@@ -363,15 +363,20 @@ def graph_rows(batch_size: int) -> int:
     return max(sum(sizes), 3 * batch_size)
 
 
-def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
+def token_values(spec: DecoderSpec) -> int:
+    """Values of the model's dtype that a token takes in a step, at most, roughly."""
     costs = [block.costs for block in spec.blocks()]
-    per_token = 4 * spec.hidden_size + max(each.step_values for each in costs)
-    per_token += 4 * spec.intermediate_size
+    values = 4 * spec.hidden_size + max(each.step_values for each in costs)
+    values += 4 * spec.intermediate_size
     chosen = max(each.num_chosen for each in costs)
-    per_token += chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
+    return values + chosen * (2 * spec.hidden_size + 4 * spec.intermediate_size)  # rows by expert
+
+
+def _step_bytes(config: EngineConfig, spec: DecoderSpec, num_rows: int) -> int:
     logits = num_rows * spec.vocab_size * 4
-    step = _num_step_tokens(config) * per_token * DTYPE_BYTES[config.model.dtype]
-    return step + logits + SLACK_BYTES + max(each.scratch_bytes for each in costs)
+    step = _num_step_tokens(config) * token_values(spec) * DTYPE_BYTES[config.model.dtype]
+    scratch = max(block.costs.scratch_bytes for block in spec.blocks())
+    return step + logits + SLACK_BYTES + scratch
 
 
 def _num_step_tokens(config: EngineConfig) -> int:

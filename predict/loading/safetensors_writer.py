@@ -40,9 +40,13 @@ def write_stored(
     arrays: Mapping[str, StoredArray],
     metadata: Mapping[str, str] = METADATA,
     on_written: Callable[[], None] = lambda: None,
+    alignment: int = ALIGNMENT,
 ) -> None:
-    """As `write`, each array read when it is its turn. on_written: called behind each."""
-    head = header(arrays, metadata)
+    """As `write`, each array read when it is its turn. on_written: called behind each.
+
+    alignment: the first array begins at a multiple of so many bytes.
+    """
+    head = header(arrays, metadata, alignment)
     with whole_file(path) as file:
         file.write(head)
         for name, array in arrays.items():
@@ -59,7 +63,11 @@ def write_stored(
             on_written()
 
 
-def header(arrays: Mapping[str, StoredArray], metadata: Mapping[str, str] = METADATA) -> bytes:
+def header(
+    arrays: Mapping[str, StoredArray],
+    metadata: Mapping[str, str] = METADATA,
+    alignment: int = ALIGNMENT,
+) -> bytes:
     """What a file of these arrays begins with; their values follow, one behind the other."""
     made: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -71,7 +79,7 @@ def header(arrays: Mapping[str, StoredArray], metadata: Mapping[str, str] = META
             "data_offsets": [begin, end],
         }
     text = json.dumps(made, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % alignment)
     return len(text).to_bytes(8, "little") + text
 
 

@@ -301,3 +301,29 @@ def _model_type(folder: Path) -> str:
     path = folder / "config.json"
     value = read_json_object(path, missing_ok=True, constants=True).get("model_type")
     return value if isinstance(value, str) else ""
+
+
+def tokenizer_of(
+    directory: str | Path,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    chat_template: str | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> tuple[Tokenizer | None, Sequence[int]]:
+    """The tokenizer of a model, where it has one, and the ids that end an answer.
+
+    vocab_size, eos_token_ids: what its config.json says. tokenizer: one that was given in place of
+    the directory's. Raises UserError where it is another model's.
+    """
+    if tokenizer is None and Tokenizer.exists(directory):
+        tokenizer = Tokenizer.from_dir(directory, chat_template)
+    if tokenizer is None:
+        return None, eos_token_ids
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and config.json "
+            f"says vocab_size {vocab_size}; they do not belong to one model"
+        )
+    # An id that the model cannot make ends nothing, and has no logit to suppress.
+    known = [i for i in tokenizer.eos_token_ids if i < vocab_size]
+    return tokenizer, known or eos_token_ids

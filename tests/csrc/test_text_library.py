@@ -17,8 +17,11 @@ from tokenizers import AddedToken, Tokenizer
 from export import text_layout as layout
 from export.export_text import export_text, text_file
 from predict.text import tokenizer as ours
+from predict.text.detokenizer import MANY_PENDING, Detokenizer
+from tests.support import cmake_packages
 from tests.support import text_library as library
 from tests.support import text_tokenizers as made
+from tests.support.cmake_packages import run
 from tests.support.damage import changed_bytes
 from tests.support.paths import DEMO, ROOT
 from tests.support.text_library import Text, TextError
@@ -66,8 +69,8 @@ def test_a_build_that_fails_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_p
         tried.append(command)
         raise AssertionError("no such compiler")
 
-    monkeypatch.setattr(library, "run", fails)
-    monkeypatch.setattr(library, "BUILDS", tmp_path)
+    monkeypatch.setattr(cmake_packages, "run", fails)
+    monkeypatch.setattr(cmake_packages, "BUILDS", tmp_path)
     for _ in range(2):
         with pytest.raises(AssertionError, match="no such compiler"):
             library.installed("-DNOTHING=1")
@@ -167,6 +170,18 @@ def test_a_stream_goes_on_behind_its_finish(name: str) -> None:
     # The prompt's byte ends with the finish, and what comes then is broken by itself.
     found = b"".join(text.pieces([finish, second, finish, first, finish, a], [first]))
     assert found == broken * 2 + (b"A" if name == "gpt2" else b"a")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_pending_is_what_python_would_scan_for_stops(name: str) -> None:
+    text, streams = Text(file_of(name)), Detokenizer(made.python_of(tokenizer(name)))
+    for whole in id_lists(name, 40):
+        ids, wanted = whole[:MANY_PENDING], streams.stream()
+        for i, (certain, pending) in zip(ids, text.so_far(ids, library.SKIP_SPECIAL), strict=True):
+            wanted.append([i])
+            broken = "\ufffd"  # at the end Python waits with it
+            found = (certain + pending).decode().rstrip(broken)
+            assert found == (wanted.text + wanted.pending).rstrip(broken), ids
 
 
 def test_a_word_of_many_characters_takes_no_quadratic_time() -> None:
@@ -318,14 +333,12 @@ def test_a_folder_is_exported_with_the_ends_that_its_config_asks_for(tmp_path: P
 
 def test_only_the_functions_of_the_header_are_exported() -> None:
     path = library.installed() / "lib" / "libregatta_text.so.1"
-    names = {
-        line.split()[-1] for line in library.run("nm", "-D", "--defined-only", path).splitlines()
-    }
+    names = {line.split()[-1] for line in run("nm", "-D", "--defined-only", path).splitlines()}
     names = {name.partition("@")[0] for name in names} - {"REGATTA_TEXT_1"}
     header = (library.SOURCE / "include" / "regatta_text.h").read_text()
     assert names
     assert all(name.startswith("regatta_text_") and f" {name}(" in header for name in names)
-    assert "libregatta_text.so.1" in library.run("readelf", "-d", path)
+    assert "libregatta_text.so.1" in run("readelf", "-d", path)
 
 
 CONSUMER = """cmake_minimum_required(VERSION 3.18)
@@ -344,10 +357,10 @@ def uses(program: Path, folder: Path) -> None:
     (folder / "text.bin").write_bytes(file_of("qwen"))
     string = "naïve 你好"
     wanted = tokenizer("qwen").encode(string).ids
-    printed = library.run(program, folder / "text.bin", string)
+    printed = run(program, folder / "text.bin", string)
     assert printed == " ".join(map(str, wanted)) + f" {string}\n"
     with pytest.raises(AssertionError, match=r"cannot read .*absent: No such file"):
-        library.run(program, folder / "absent", string)
+        run(program, folder / "absent", string)
 
 
 @pytest.mark.parametrize(
@@ -358,24 +371,22 @@ def test_others_find_the_package_by_cmake(kind: str, tmp_path: Path) -> None:
     prefix = library.installed(*options)
     (tmp_path / "CMakeLists.txt").write_text(CONSUMER)
     where = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DSOURCES={NATIVE}"]
-    library.run("cmake", "-S", tmp_path, "-B", tmp_path / "build", *where)
-    library.run("cmake", "--build", tmp_path / "build")
+    run("cmake", "-S", tmp_path, "-B", tmp_path / "build", *where)
+    run("cmake", "--build", tmp_path / "build")
     for language in ("c", "cc"):
         program = tmp_path / "build" / f"use_{language}"
         uses(program, tmp_path)
-        assert ("libregatta_text" in library.run("ldd", program)) == (kind == "ON")
-        assert "python" not in library.run("ldd", program)
+        assert ("libregatta_text" in run("ldd", program)) == (kind == "ON")
+        assert "python" not in run("ldd", program)
 
 
 def test_the_header_is_c99_and_pkg_config_knows_the_library(tmp_path: Path) -> None:
     prefix = library.installed()
     path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
-    flags = library.run("pkg-config", "--cflags", "--libs", "regatta_text", **path).split()
+    flags = run("pkg-config", "--cflags", "--libs", "regatta_text", **path).split()
     strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
     program = tmp_path / "use"
-    library.run(
-        "cc", *strict, NATIVE / "text_use.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib"
-    )
+    run("cc", *strict, NATIVE / "text_use.c", "-o", program, *flags, f"-Wl,-rpath,{prefix}/lib")
     uses(program, tmp_path)
 
 
@@ -386,12 +397,12 @@ def test_hostile_files_break_nothing_under_sanitizers(sanitizers: str, tmp_path:
     options = ["-DBUILD_SHARED_LIBS=OFF", f"-DCMAKE_CXX_FLAGS={flags}", "-DCMAKE_BUILD_TYPE=None"]
     prefix = library.installed(*options)
     path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
-    needs = library.run("pkg-config", "--static", "--cflags", "--libs", "regatta_text", **path)
+    needs = run("pkg-config", "--static", "--cflags", "--libs", "regatta_text", **path)
     program = tmp_path / "fuzz"
     source = NATIVE / "text_fuzz.cc"
-    library.run("c++", "-std=c++17", *flags.split(), source, "-o", program, *needs.split())
+    run("c++", "-std=c++17", *flags.split(), source, "-o", program, *needs.split())
     for name in ("byte_level", "mistral", "behaviors", "added", "llama3"):
         (tmp_path / name).write_bytes(file_of(name))
         count = "3000" if name == "byte_level" else "800"
-        printed = library.run(program, tmp_path / name, count, "11")
+        printed = run(program, tmp_path / name, count, "11")
         assert int(printed.split()[0]) > 0

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from tests.support import cmake_packages
 from tests.support.paths import ROOT
 
 SOURCE = ROOT / "csrc" / "text"
-BUILDS = ROOT / "build" / "text"
 PACKAGES = {"oniguruma": "libonig-dev", "libutf8proc": "libutf8proc-dev"}
 ADD_SPECIAL, LITERAL, SKIP_SPECIAL = 1, 2, 4
 FINISH = -(2**31)  # among the ids of `Text.pieces`
@@ -24,58 +19,13 @@ OK, INVALID, BAD_FILE, UNSUPPORTED, TOO_SMALL, NO_MEMORY, FAILED = range(7)
 
 def missing() -> str:
     """Why the library cannot be built here; "" where it can."""
-    for program in ("cmake", "pkg-config", "c++"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
-    for name, package in PACKAGES.items():
-        if subprocess.run(["pkg-config", "--exists", name], check=False).returncode:
-            return f"{package} is not installed"
-    return ""
+    return cmake_packages.missing(PACKAGES)
 
 
 def installed(*options: str) -> Path:
     """The folder that it was installed into with these options of CMake, now or before."""
-    found = _built(*options)
-    assert isinstance(found, Path), found
-    return found
-
-
-@cache
-def _built(*options: str) -> Path | str:
-    """The folder; what a build that failed said, which each test that needs it then says."""
-    digest = hashlib.blake2b("\0".join(options).encode(), digest_size=8)
-    for path in sorted(SOURCE.rglob("*")):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    target = BUILDS / digest.hexdigest()
-    if not target.is_dir():
-        BUILDS.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILDS) as own:
-            build, made = f"{own}/build", f"{own}/installed"
-            prefix = [f"-DCMAKE_INSTALL_PREFIX={target}", "-DCMAKE_INSTALL_LIBDIR=lib"]
-            try:
-                run("cmake", "-S", SOURCE, "-B", build, *prefix, *options)
-                run("cmake", "--build", build, "-j2")
-                run("cmake", "--install", build, "--prefix", made)
-            except AssertionError as error:
-                return str(error)
-            if not target.is_dir():  # another process may have done the same
-                os.replace(made, target)
-    return target
-
-
-def run(*command: str | Path, **settings: str) -> str:
-    """What a command prints; its errors are in the exception where it fails."""
-    process = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env={**os.environ, **settings},
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
+    (folder,) = cmake_packages.installed(SOURCE, [SOURCE, SOURCE.parent / "cmake"], options)
+    return folder
 
 
 class TextError(Exception):
@@ -151,6 +101,24 @@ class Text:
                     add = library().regatta_text_stream_add
                     check(add(stream, array([i]), ctypes.c_size_t(1), *out))
                 yield ctypes.string_at(piece, count.value)
+        finally:
+            library().regatta_text_stream_close(stream)
+
+    def so_far(self, ids: Sequence[int], flags: int = 0) -> Iterator[tuple[bytes, bytes]]:
+        """Behind each id: all pieces joined, and what would follow them were there no more."""
+        stream, text = ctypes.c_void_p(), b""
+        opened = library().regatta_text_stream_open
+        check(opened(self._handle, array([]), size([]), flags, ctypes.byref(stream)))
+        piece, pending, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        try:
+            for i in ids:
+                out = ctypes.byref(piece), ctypes.byref(count)
+                add = library().regatta_text_stream_add
+                check(add(stream, array([i]), ctypes.c_size_t(1), *out))
+                text += ctypes.string_at(piece, count.value)
+                out = ctypes.byref(pending), ctypes.byref(count)
+                check(library().regatta_text_stream_pending(stream, *out))
+                yield text, ctypes.string_at(pending, count.value)
         finally:
             library().regatta_text_stream_close(stream)
 

@@ -19,6 +19,7 @@ struct AttentionBlock : AttentionFields {
 struct AttentionBlockParams : BlockParams {
   AttentionBlock block;
   NormWeights q_norm, k_norm;
+  const void* qk_norm = nullptr;  // [Hq + Hkv, D] with qk_norm_each
   LinearWeights qkv, out;
   const float* sinks = nullptr;             // [Hq] or null
   const float* slopes = nullptr;            // [Hq], of ALiBi
@@ -34,6 +35,8 @@ namespace cpu {
 // order, and the sum reads no normed input. Else it makes all rows, with `rows` null.
 bool narrows(const AttentionBlockParams& params);
 Status attention_block(const AttentionBlockParams& params);
+// As smaller operators; params.rows are gathered ahead of the last product.
+Status attention_sequence(const AttentionBlockParams& params);
 
 }  // namespace cpu
 }  // namespace regatta

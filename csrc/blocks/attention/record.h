@@ -26,7 +26,7 @@ struct AttentionFields {
   int64_t all_heads = 0, first_head = 0;
   SchemeId qkv = SchemeId::kDense, out = SchemeId::kDense;
   KvFormat kv_format = KvFormat::kDense;
-  bool adapters = false;
+  bool adapters = false, composed = false;
 };
 
 template <class Setting>
@@ -35,7 +35,8 @@ void take(AttentionFields* to, Setting& setting) {
       TAKE(qk_norm), TAKE(qk_norm_whole), TAKE(qk_norm_each), TAKE(qk_norm_last), TAKE(positions),
       TAKE(qkv_bias), TAKE(out_bias), TAKE(softcap), TAKE(window), TAKE(prefix_mask), TAKE(sinks),
       TAKE(out_gate), TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(partial),
-      TAKE(all_heads), TAKE(first_head), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters);
+      TAKE(all_heads), TAKE(first_head), TAKE(qkv), TAKE(out), TAKE(kv_format), TAKE(adapters),
+      TAKE(composed);
 }
 
 }  // namespace regatta

@@ -52,8 +52,9 @@ void take(ExpertBlockParams& p, Tensors& tensors) {
   if (block.router.bias) p.router_bias = tensors.floats("router_bias", count);
   if (block.router.correction) p.correction = tensors.floats("correction", count);
   const int64_t own = block.num_own();
-  p.gate_up = tensors.experts("gate_up", block.gate_up, own, block.up_size(), block.up_bias);
-  p.down = tensors.experts("down", block.down, own, width, block.down_bias);
+  p.gate_up = tensors.experts("gate_up", block.gate_up, own, width, block.up_size(), block.up_bias);
+  p.down =
+      tensors.experts("down", block.down, own, block.intermediate_size, width, block.down_bias);
   if (block.shared_size > 0) {
     p.shared_gate_up = tensors.linear("shared_gate_up", block.shared_gate_up, width,
                                       block.shared_up_size(), false);

@@ -19,6 +19,8 @@ struct MlpBlockParams : BlockParams {
 
 namespace cpu {
 Status mlp_block(const MlpBlockParams& params);
+// As smaller operators.
+Status mlp_sequence(const MlpBlockParams& params);
 }
 
 }  // namespace regatta

@@ -2,12 +2,14 @@
 #include "blocks/mlp/block.h"
 #include "runtime/kinds.h"
 #include "runtime/rows.h"
+#include "runtime/sequence.h"
 
 namespace regatta::runtime {
 namespace {
 
 Status check(const MlpBlock& block) {
   REGATTA_RETURN_IF_ERROR(check_intermediate_size(block.intermediate_size));
+  REGATTA_RETURN_IF_ERROR(check_composed("an MLP", block));
   if (block.activation.is_plain()) return {};
   return Status::error(
       "blocks: an MLP's activation has a clamp, a slope or an up_offset (allowed: experts')");
@@ -16,6 +18,7 @@ Status check(const MlpBlock& block) {
 void take(MlpBlockParams& p, Tensors& tensors) {
   const MlpBlock& block = p.block;
   const int64_t up_parts = block.activation.gated ? 2 : 1;
+  if (block.composed) tensors.check_on_cpu("composed");
   p.norm = tensors.norm("norm", block.norm, p.hidden_size);
   p.gate_up = tensors.linear("gate_up", block.gate_up, p.hidden_size, block.up_size(),
                              block.up_bias, block.adapters ? up_parts : 0);
@@ -33,6 +36,7 @@ Status run(MlpBlockParams& p) {
                                         p.hidden_size, p.dtype, some));
     p.before = some;
   }
+  if (p.block.composed) return cpu::mlp_sequence(p);
   keep_wanted_adapters(p, scratch);
   return cpu::mlp_block(p);
 }

@@ -19,14 +19,14 @@ struct MlpFields {
   Residual residual;
   bool partial = false, joins = false;
   SchemeId gate_up = SchemeId::kDense, down = SchemeId::kDense;
-  bool adapters = false;
+  bool adapters = false, composed = false;
 };
 
 template <class Setting>
 void take(MlpFields* to, Setting& setting) {
   TAKE(intermediate_size), TAKE(activation), TAKE(norm), TAKE(up_bias), TAKE(down_bias),
       TAKE(parallel), TAKE(post_norm), TAKE(post_norm_of), TAKE(residual), TAKE(partial),
-      TAKE(joins), TAKE(gate_up), TAKE(down), TAKE(adapters);
+      TAKE(joins), TAKE(gate_up), TAKE(down), TAKE(adapters), TAKE(composed);
 }
 
 }  // namespace regatta

@@ -49,8 +49,9 @@ struct BlockParams {
   const int32_t* before_rows = nullptr;
   int64_t num_before = 0;
   // The step, for kinds that read it.
-  const int32_t* positions = nullptr;     // [T]
-  const int32_t* slot_mapping = nullptr;  // [T]
+  const int32_t* positions = nullptr;        // [T]
+  const int32_t* block_positions = nullptr;  // [T] in the second dimension, or null
+  const int32_t* slot_mapping = nullptr;     // [T]
   AttentionBatch batch;
   // [B] slots of the requests' states to read (-1: zeros), and others to write (-1: none). No slot
   // that is written is another request's to read.

@@ -92,6 +92,11 @@ REGATTA_TEXT_API regatta_text_status regatta_text_stream_add(regatta_text_stream
 REGATTA_TEXT_API regatta_text_status regatta_text_stream_finish(regatta_text_stream* stream,
                                                                 const char** piece, size_t* size);
 
+/* Gives the text that would follow the pieces so far were there no more ids, without U+FFFD at its
+ * end. The stream stays as it is, and its last piece valid; this text, until the next call. */
+REGATTA_TEXT_API regatta_text_status regatta_text_stream_pending(regatta_text_stream* stream,
+                                                                 const char** text, size_t* size);
+
 /* Null is fine. */
 REGATTA_TEXT_API void regatta_text_stream_close(regatta_text_stream* stream);
 

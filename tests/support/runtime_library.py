@@ -1,0 +1,62 @@
+"""libregatta_runtime as csrc/CMakeLists.txt builds it, over the kernels' objects that are there."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+from pathlib import Path
+
+from tests.support import cmake_packages, text_library
+from tests.support.cmake_packages import run
+from tests.support.paths import ROOT
+
+SOURCE = ROOT / "csrc"
+NATIVE = ROOT / "tests" / "native"
+EXAMPLES = ROOT / "examples" / "cpp"
+OBJECTS = ROOT / "build" / "regatta" / "cpu" / "obj"  # of csrc/build.py
+PACKAGES = {"nlohmann_json": "nlohmann-json3-dev"}
+INPUTS = tuple(
+    SOURCE / name
+    for name in (
+        *("api", "model", "engine", "cmake", "cpu", "runtime", "blocks", "include"),
+        *("flags.txt", "CMakeLists.txt", "regatta_runtime.pc.in"),
+    )
+)
+# Nothing is timed: the kernels are those of the operators' library, and the rest compiles quickly.
+QUICK = (f"-DREGATTA_KERNEL_OBJECTS={OBJECTS}", "-DREGATTA_FLAGS=-O1", "-DREGATTA_TEXT=OFF")
+
+
+def missing() -> str:
+    """Why the library cannot be built here; "" where it can."""
+    if not (OBJECTS / "cpu").is_dir():
+        return "the kernels' objects are not there: python csrc/setup_cpu.py install"
+    return cmake_packages.missing(PACKAGES)
+
+
+@cache
+def prefixes() -> dict[str, Path]:
+    """Where the shared library is installed, with Regatta::text beside it, and the archive."""
+    kinds = [(*QUICK, f"-DBUILD_SHARED_LIBS={kind}") for kind in ("ON", "OFF")]
+    shared, static = cmake_packages.installed(SOURCE, INPUTS, *kinds)
+    if not text_library.missing() and not (shared / "include" / "regatta_text.h").is_file():
+        # One package of two builds.
+        shutil.copytree(text_library.installed(), shared, symlinks=True, dirs_exist_ok=True)
+    return {"shared": shared, "static": static}
+
+
+def flags(prefix: Path) -> list[str]:
+    """What a program of the shared library there is compiled and linked with, by pkg-config."""
+    path = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    found = run("pkg-config", "--cflags", "--libs", "regatta_runtime", **path)
+    return [*found.split(), f"-Wl,-rpath,{prefix}/lib"]
+
+
+def compiled(source: Path, folder: Path, *own: str, prefix: Path | None = None) -> Path:
+    """`source` as a program in `folder`, by the compiler alone."""
+    program = folder / source.stem
+    is_c = source.suffix == ".c"
+    strict = ["-Wall", "-Wextra", "-Werror", *(["-std=c99", "-pedantic"] if is_c else [])]
+    language = ["cc"] if is_c else ["c++", "-std=c++17", "-pthread"]
+    installed = flags(prefix or prefixes()["shared"])
+    run(*language, *strict, *own, source, "-o", program, *installed)
+    return program
