@@ -35,7 +35,7 @@ GREEDY = SamplingParams(max_new_tokens=16, temperature=0.0)
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     checkpoint = tiny.write_with_tokenizer(tmp_path_factory.mktemp("runtime") / "checkpoint")
-    return LLM(str(checkpoint), dtype="float32", device="cpu", append_attn=True)
+    return LLM(str(checkpoint), dtype="float32", device="cpu", attention="append")
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +107,11 @@ def test_only_the_functions_of_the_header_are_exported() -> None:
         run("nm", "-D", "--defined-only", shared),
         run("nm", "--defined-only", "--extern-only", archive),
     ):
-        found = {line.split()[-1].partition("@")[0] for line in names.splitlines() if " " in line}
+        rows = [line.split() for line in names.splitlines() if " " in line]
+        # "u": of the kernels' objects, which are the operators' library's here.
+        found = {row[-1].partition("@")[0] for row in rows if row[-2] != "u"}
         assert found - {"REGATTA_1"} == declared
-    assert "soname: [libregatta_runtime.so.1]" in run("readelf", "-d", shared).replace("S", "s", 1)
+    assert "Library soname: [libregatta_runtime.so.1]" in run("readelf", "-d", shared)
 
 
 # Fields that a header may have got after a program was compiled.
@@ -119,7 +121,7 @@ LATER = ("log", "log_user", "num_cached_tokens", "include_stop", "num_logprobs")
 def test_a_program_of_an_older_header_runs(folder: Path, answer: list[int], tmp_path: Path) -> None:
     older = HEADER.read_text()
     for name in LATER:
-        older, count = re.subn(rf"^  [^;]*\b\(?\*?{name}\b[^;]*;.*\n", "", older, flags=re.M)
+        older, count = re.subn(rf"^  [^;\n]*\b{name}\b[^;\n]*;.*\n", "", older, flags=re.M)
         assert count == 1, name
     (tmp_path / "regatta.h").write_text(older)
     program = library.compiled(library.EXAMPLES / "ids.c", tmp_path, f"-I{tmp_path}")
@@ -135,8 +137,13 @@ class Opener:
     """Opens folders by runtime_opens.cc, which has to live through all of them."""
 
     def __init__(self, program: Path) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._process = subprocess.Popen([program], text=True, errors="replace", **pipes)
+        self._process = subprocess.Popen(
+            [program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        )
 
     def open(self, folder: Path) -> tuple[int, int, str]:
         """regatta_status, regatta_finish, and what was said."""
@@ -190,11 +197,15 @@ def test_numbers_that_are_none_end_a_request_by_name(folder: Path, tmp_path: Pat
         assert opened.open(folder) == (OK, LENGTH, "")
 
 
-def changed_anywhere(data: bytes, dice: random.Random, header: int) -> bytes:
-    """Damaged in the header, or cut or changed behind it."""
-    if dice.random() < 0.8:
-        return changed_bytes(data[:header], dice) + data[header:]
-    return data[:header] + changed_bytes(data[header:], dice)
+def changing(dice: random.Random, header: int) -> Callable[[bytes], bytes]:
+    """Damages the first `header` bytes of a file mostly, else what is behind them."""
+
+    def change(data: bytes) -> bytes:
+        if dice.random() < 0.8:
+            return changed_bytes(data[:header], dice) + data[header:]
+        return data[:header] + changed_bytes(data[header:], dice)
+
+    return change
 
 
 def damage(folder: Path, tmp_path: Path, opened: Opener, count: int, seed: int) -> set[int]:
@@ -205,7 +216,7 @@ def damage(folder: Path, tmp_path: Path, opened: Opener, count: int, seed: int) 
         name = (DESCRIPTION, WEIGHTS)[number % 2]
         end = header if name == WEIGHTS else (folder / name).stat().st_size
         target = tmp_path / "damaged"
-        edited(folder, target, name, lambda data, end=end: changed_anywhere(data, dice, end))
+        edited(folder, target, name, changing(dice, end))
         if name == DESCRIPTION:
             shutil.copy(folder / WEIGHTS, target / WEIGHTS)
         status, finish, said = opened.open(target)
