@@ -1,4 +1,4 @@
-"""Programs of tests/native over csrc/engine, with a sanitizer."""
+"""Programs of tests/native over csrc/engine, with sanitizers."""
 
 from __future__ import annotations
 
@@ -6,40 +6,44 @@ import os
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import build
 from tests.support.paths import ROOT
 from tests.support.sanitizers import environment, last_isa_alone
 
-ENGINE, MODEL = build.CSRC / "engine", build.CSRC / "model"
 # What the engine calls besides.
-OTHERS = [MODEL / "places.cc"]
-OTHERS += [build.CSRC / "cpu" / f"{name}.cc" for name in ("sample", "thread_pool", "dispatch")]
-OTHERS += [build.CSRC / "cpu" / "cpu_info.cc"]
+KERNELS = [build.CSRC / "cpu" / f"{name}.cc" for name in ("sample", "thread_pool")]
+KERNELS += [build.CSRC / "cpu" / f"{name}.cc" for name in ("dispatch", "cpu_info")]
 
 
-@cache
-def compiled(name: str, sanitizers: tuple[str, ...], folder: Path) -> Path:
-    """The program `name`.cc of tests/native with the engine. Skips where no sanitizer is had."""
+def compiled(names: Sequence[str], sanitizers: Sequence[str], folder: Path) -> list[Path]:
+    """The programs `names` of tests/native, in `folder`. Skips where no sanitizer is had."""
     environment(sanitizers)
     flags = [flag for flag in build.CXX_FLAGS if flag not in ("-O3", "-fPIC", "-DNDEBUG")]
-    flags += last_isa_alone().split()
-    flags += [*build.sanitizer_flags(sanitizers), f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}"]
-    sources = [ROOT / "tests" / "native" / f"{name}.cc", *sorted(ENGINE.glob("*.cc")), *OTHERS]
-    make = partial(_object, flags, folder)
+    flags += [*last_isa_alone().split(), *build.sanitizer_flags(sanitizers), "-O0", "-Wextra"]
+    flags += ["-Werror", f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}"]
+    whole = folder / "engine.cc"  # one source: the standard library's headers are read once
+    parts = [*sorted((build.CSRC / "engine").glob("*.cc")), build.CSRC / "model" / "places.cc"]
+    whole.write_text("".join(f'#include "{part}"\n' for part in parts))
+    native = [ROOT / "tests" / "native" / f"{name}.cc" for name in names]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = list(threads.map(make, sources))
-    program = folder / name
-    subprocess.run([build.find_compiler(), *flags, *objects, "-o", program], check=True)
-    return program
+        made = list(threads.map(partial(_object, flags, folder), [whole, *native, *KERNELS]))
+    shared = [made[0], *made[1 + len(native) :]]
+    for name, own in zip(names, made[1:], strict=False):
+        _compile(*flags, *map(str, [own, *shared]), "-o", str(folder / name))
+    return [folder / name for name in names]
 
 
 def _object(flags: Sequence[str], folder: Path, source: Path) -> Path:
-    target = folder / f"{source.parent.name}_{source.stem}.o"
-    subprocess.run([build.find_compiler(), *flags, "-c", source, "-o", target], check=True)
+    target = folder / f"{source.stem}.o"
+    _compile(*flags, "-c", str(source), "-o", str(target))
     return target
+
+
+def _compile(*words: str) -> None:
+    subprocess.run([build.find_compiler(), *words], check=True)
 
 
 def run(program: Path, *arguments: str, lines: Sequence[str] = ()) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,11 +28,16 @@ Answers = Callable[[Sequence[str]], list[str]]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """What the program prints for lines."""
+def programs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("engine")
-    program = engine_programs.compiled("engine_parts", ("address", "undefined"), folder)
-    return lambda lines: engine_programs.run(program, lines=lines)
+    names = "engine_parts", "engine_test"
+    return engine_programs.compiled(names, ("address", "undefined"), folder)
+
+
+@pytest.fixture
+def answers(programs: list[Path]) -> Answers:
+    """What engine_parts.cc prints for lines."""
+    return lambda lines: engine_programs.run(programs[0], lines=lines)
 
 
 def joined(*words: object) -> str:
@@ -283,3 +289,20 @@ def test_seeds_are_pythons(answers: Answers) -> None:
             lines.append(joined("seed", engine_seed, 12, "-" if seed is None else seed))
             wanted.append(str(request_seed(engine_seed, request)))
     assert answers(lines) == wanted
+
+
+def test_answers_are_those_of_requests_that_run_alone(programs: list[Path]) -> None:
+    """Among others, with cancels, preemptions and prefixes, over a network that is a hash."""
+    seed = random.randrange(2**40)
+    said = engine_programs.run(programs[1], str(seed), "30")
+    assert said[1:] == ["random requests: ok", "doors: ok"]
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_many_threads_submit_and_cancel(
+    sanitizer: str, programs: list[Path], tmp_path: Path
+) -> None:
+    program = programs[1]
+    if sanitizer == "thread":
+        (program,) = engine_programs.compiled(["engine_test"], [sanitizer], tmp_path)
+    assert engine_programs.run(program, "threads")[-1] == "threads: ok"

@@ -1,0 +1,189 @@
+"""Answers of the engine without Python equal those of Python's, of the same requests.
+
+Greedy and sampled ones, with penalties, logprobs and stop strings, in batches of 16, with too few
+blocks for all and with prefixes that are shared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.export_runtime import export_runtime
+from export.runtime_folder import TEXT_FILE
+from predict import LLM, SamplingParams
+from predict.request import RequestOutput
+from tests.support import runtime_library as library
+from tests.support import text_library
+from tests.support.cmake_packages import run
+from tests.support.golden import config, golden
+from tests.support.paths import DEMO
+
+pytestmark = [
+    pytest.mark.usefixtures("compiled"),
+    pytest.mark.skipif(bool(library.missing()), reason=library.missing() or "built"),
+]
+
+FINISH = (None, "stop", "length", "abort", "error")  # regatta_finish
+NUM_REQUESTS, MAX_LENGTH = 32, 96
+# Names of regatta.h, where they differ.
+NAMES = {
+    "min_length": "min_new_tokens",
+    "stop_token_ids": "stop_ids",
+    "logprobs": "num_logprobs",
+    "include_stop_str_in_output": "include_stop",
+}
+SLOW = ("llama_gqa", "qwen3_moe_30b", "gemma2_9b", "deepseek_v2_lite", "qwen_long", "chatglm_6b")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, folder = library.NATIVE / "runtime_answers.cc", tmp_path_factory.mktemp("program")
+    if text_library.missing():
+        return library.compiled(source, folder)
+    return library.compiled(source, folder, "-DWITH_TEXT", "-lregatta_text")
+
+
+def random_params(dice: random.Random, vocab: int, stops: bool) -> dict[str, Any]:
+    """Any of the rules, each with other numbers."""
+    values: dict[str, Any] = {"max_new_tokens": dice.choice([4, 16, 40])}
+    rules: list[tuple[float, dict[str, Any]]] = [
+        (0.4, {"temperature": 0.0}),
+        (0.3, {"temperature": dice.choice([0.5, 1.7])}),
+        (0.6, {"seed": dice.choice([5, -3, 2**40])}),
+        (0.3, {"top_k": dice.choice([1, 5, 50])}),
+        (0.3, {"top_p": dice.choice([0.5, 0.9])}),
+        (0.2, {"min_p": 0.1}),
+        (0.2, {"typical_p": 0.8}),
+        (0.3, {"repetition_penalty": 1.3}),
+        (0.2, {"presence_penalty": 0.4}),
+        (0.2, {"frequency_penalty": -0.2}),
+        (0.2, {"no_repeat_ngram_size": 2}),
+        (0.2, {"logit_bias": {dice.randrange(vocab): 2.5, 1: -1.0}}),
+        (0.2, {"bad_words": [[dice.randrange(vocab)], [3, dice.randrange(vocab)]]}),
+        (0.3, {"min_length": 3}),
+        (0.3, {"stop_token_ids": [dice.randrange(vocab) for _ in range(3)]}),
+        (0.5, {"ignore_eos": True}),
+        (0.3, {"logprobs": dice.choice([0, 3])}),
+    ]
+    if stops:
+        rules += [
+            (0.4, {"stop": ["e", "th\u00e9", "  "]}),
+            (0.4, {"include_stop_str_in_output": True}),
+        ]
+    for share, rule in rules:
+        if dice.random() < share:
+            values |= rule
+    return values
+
+
+def line_of(prompt: list[int], params: Mapping[str, Any]) -> str:
+    """The request as the program reads it."""
+    forms = {
+        "stop_token_ids": lambda ids: ",".join(map(str, ids)),
+        "stop": lambda texts: ",".join(text.encode().hex() for text in texts),
+        "bad_words": lambda words: ";".join(",".join(map(str, word)) for word in words),
+        "logit_bias": lambda biases: ",".join(f"{i}:{amount}" for i, amount in biases.items()),
+        "ignore_eos": int,
+        "include_stop_str_in_output": int,
+    }
+    said = [f"{NAMES.get(k, k)}={forms.get(k, str)(value)}" for k, value in params.items()]
+    return " ".join([f"prompt_ids={','.join(map(str, prompt))}", *said])
+
+
+def check_answer(line: str, wanted: RequestOutput, stops: bool) -> None:
+    head, ids, text, logprobs, error = line.split("|")
+    finish, num_cached = map(int, head.split())
+    assert error == ""
+    assert [*map(int, ids.split())] == list(wanted.token_ids)
+    assert FINISH[finish] == wanted.finish_reason
+    assert num_cached == wanted.metrics.num_cached_tokens
+    if stops:
+        assert bytes.fromhex(text).decode() == wanted.text
+    measured = wanted.outputs[0].logprobs or ()
+    numbers = [*map(float, logprobs.split())]
+    own = [tuple(numbers[i : i + 3]) for i in range(0, len(numbers), 3)]
+    for entry, token in zip(measured, wanted.token_ids, strict=False):
+        count = len(own) // len(wanted.token_ids)
+        of_token, own = own[:count], own[count:]
+        assert of_token[0][0] == token
+        for id_, logprob, rank in of_token:
+            wanted_one = entry[int(id_)]
+            assert (logprob, rank) == (pytest.approx(wanted_one.logprob, abs=2e-6), wanted_one.rank)
+
+
+def check_answers(
+    program: Path, llm: LLM, folder: Path, prompts: list[list[int]], stops: bool
+) -> None:
+    """Raises AssertionError unless both engines say the same. llm: that has answered nothing."""
+    scheduling, cache = llm.config.scheduling, llm.config.cache
+    options = {
+        "num_blocks": cache.num_cache_blocks,
+        "batch_size": scheduling.batch_size,
+        "max_num_batched_tokens": llm.config.token_budget,
+        "seed": llm.config.model.seed,
+    }
+    dice, vocab = random.Random(len(prompts[0])), max(map(max, prompts))
+    given = [
+        (prompts[dice.randrange(len(prompts))], random_params(dice, vocab, stops))
+        for _ in range(NUM_REQUESTS)
+    ]
+    lines = [" ".join(f"{name}={value}" for name, value in options.items())]
+    lines += [line_of(prompt, params) for prompt, params in given]
+    where = folder.parent / "requests.txt"
+    where.write_text("".join(f"{line}\n" for line in lines))
+    command = [program, folder, *([folder / TEXT_FILE] if stops else [])]
+    *answers, counts = run("sh", "-c", '"$@" < "$0"', where, *command).splitlines()
+    wanted = llm.generate([p for p, _ in given], [SamplingParams(**v) for _, v in given])
+    for line, request, output in zip(answers, given, wanted, strict=True):
+        try:
+            check_answer(line, output, stops)
+        except AssertionError as error:
+            raise AssertionError(f"{request}: {error}") from error
+    stats = llm.stats()
+    numbers = stats.num_preemptions, stats.num_prefix_hit_tokens, stats.num_steps
+    assert counts == "{} preemptions {} hits {} steps".format(*numbers)
+    assert stats.num_preemptions > 0
+    assert stats.num_prefix_hit_tokens > 0
+
+
+def test_answers_of_the_demo_model_are_pythons(program: Path, tmp_path: Path) -> None:
+    own = config(
+        DEMO,
+        dtype="bfloat16",
+        max_length=MAX_LENGTH,
+        batch_size=16,
+        block_size=16,
+        num_cache_blocks=24,
+        max_num_batched_tokens=40,
+        attention="append",
+        inference_model=True,
+    )
+    export_runtime(own, tmp_path / "folder")
+    llm = LLM(own)
+    texts = ("def gcd(a, b):", "The quick brown fox", "The quick brown dog jumps over it. Then")
+    assert llm.tokenizer is not None
+    prompts = [llm.tokenizer.encode(text * 3) for text in texts]
+    check_answers(program, llm, tmp_path / "folder", prompts, not text_library.missing())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW)
+def test_answers_of_families_are_pythons(case: str, program: Path, tmp_path: Path) -> None:
+    own = config(
+        case,
+        max_length=MAX_LENGTH,
+        batch_size=16,
+        num_cache_blocks=20,
+        max_num_batched_tokens=MAX_LENGTH,
+        attention="append",
+        inference_model=True,
+        block_size=16,
+    )
+    export_runtime(own, tmp_path / "folder")
+    prompts = [prompt * 4 for prompt in golden(case)["prompts"]]
+    check_answers(program, LLM(own), tmp_path / "folder", prompts, stops=False)
