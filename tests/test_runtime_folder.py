@@ -230,11 +230,11 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "a tensor of another shape": (
         lambda v: first(v, 1)["weights"].reverse(),
-        "norm is",
+        "regatta.json: layers[0]: norm has shape",
     ),
     "a product's tensor of another": (
-        lambda v: first(v, 1)["weights"].__setitem__(1, first(v, 1)["weights"][2]),
-        "gate_up:",
+        lambda v: first(v, 1)["weights"].append(first(v, 1)["weights"].pop(1)),
+        "layers[0]: gate_up: ",
     ),
     "a tensor too many": (
         lambda v: first(v, 1)["weights"].append(first(v, 1)["weights"][0]),
@@ -246,9 +246,9 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "heads of another number": (
         lambda v: v["records"].__setitem__(
-            0, v["records"][0].replace("num_heads=4", "num_heads=8")
+            0, v["records"][0].replace(" num_heads=", " num_heads=2")
         ),
-        "qkv:",
+        "layers[0]: qkv: ",
     ),
     "a number beyond all": (
         lambda v: v["records"].__setitem__(
@@ -259,6 +259,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "a cache of another shape": (
         lambda v: v["layers"][0]["cache"][0]["shape"].__setitem__(1, 77),
         "key_cache has shape",
+    ),
+    "a cache that nothing reads": (
+        lambda v: v["layers"].append({"blocks": [], "cache": v["layers"][0]["cache"]}),
+        "tensors more than the blocks need",
     ),
     "a block size of another": (lambda v: v.update(block_size=16), "cache[0].shape"),
     "a vocabulary beyond the table": (
@@ -330,7 +334,7 @@ HEADERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda d: with_header(d, lambda h: h[NORM]["data_offsets"].reverse()),
         "lies in bytes",
     ),
-    "a byte too many": (lambda d: d + b"x", "bytes"),
+    "a byte too many": (lambda d: d + b"x", "its tensors end at byte"),
     "the end is cut": (lambda d: d[:-64], "ends at"),
 }
 
