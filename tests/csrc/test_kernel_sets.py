@@ -31,6 +31,7 @@ needs_aarch64 = pytest.mark.skipif(bool(aarch64.missing()), reason=aarch64.missi
 
 
 @needs_aarch64
+@pytest.mark.slow
 @pytest.mark.parametrize("cpu", CPUS)
 def test_operators_of_the_best_set_of_arm_are_as_scalars(cpu: str) -> None:
     program = aarch64.program("kernel_sets", NATIVE / "kernel_sets.cc")
@@ -44,6 +45,7 @@ def test_operators_of_the_best_set_of_arm_are_as_scalars(cpu: str) -> None:
 
 
 @needs_aarch64
+@pytest.mark.slow
 def test_set_that_the_cpu_lacks_is_refused_by_name() -> None:
     program = aarch64.program("kernel_sets", NATIVE / "kernel_sets.cc")
     process = aarch64.run("cortex-a72", program, "neon_bf16")

@@ -229,15 +229,19 @@ class Bench {
       expected.push_back(out[i]->contents());
       out[i]->restore(before[i]);
     }
-    must(cpu::force_kernel(set_.c_str()));
-    must(run());
-    must(cpu::force_kernel(""));
+    run_on_set(run);
     ++num_compared_;
     for (size_t i = 0; i < out.size(); ++i) {
       const std::string name = op + " " + dtype_name(dtype) + (what.empty() ? "" : " " + what);
       check(name + (i ? ", output " + std::to_string(i) : ""), *out[i], expected[i],
             tolerance_of(op, dtype));
     }
+  }
+
+  void run_on_set(const std::function<Status()>& run) {
+    must(cpu::force_kernel(set_.c_str()));
+    must(run());
+    must(cpu::force_kernel(""));
   }
 
   // Ends a case: its tensors go.

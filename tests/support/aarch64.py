@@ -43,7 +43,9 @@ def program(name: str, *sources: Path) -> Path:
 
     name: of the file, one for each list of sources.
     """
-    rules = build.compile_rule("compile", " ".join([_found(COMPILERS), *FLAGS, *build.OWN_HEADERS, f"-I'{NATIVE}'"]))
+    rules = build.compile_rule(
+        "compile", " ".join([_found(COMPILERS), *FLAGS, *build.OWN_HEADERS, f"-I'{NATIVE}'"])
+    )
     link = build.link_rule("link", f"{_found(COMPILERS)} -static -pthread $in")
     lines = ["ninja_required_version = 1.5", *rules, *link]
     objects = []
