@@ -2,9 +2,10 @@
 
     python benchmarks/arm/mca.py
 
-prints the table of docs/devices.md: it compiles the kernels for aarch64 with Debian's cross compiler, takes the innermost loop of each from
-the assembly, and asks llvm-mca how many cycles an iteration takes where every load hits L1. Memory,
-caches and prefetches are not in it. Needs g++-aarch64-linux-gnu and llvm-19.
+prints the table of docs/devices.md: it compiles the kernels for aarch64 with Debian's cross
+compiler, takes the innermost loop of each from the assembly, and asks llvm-mca how many cycles an
+iteration takes where every load hits L1. Memory, caches and prefetches are not in it. Needs
+g++-aarch64-linux-gnu and llvm-19.
 """
 
 from __future__ import annotations

@@ -25,12 +25,17 @@
   ((ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni() ? avx512_vnni::__VA_ARGS__ \
                                                                : REGATTA_IN_ISA(ISA, __VA_ARGS__))
 
-#elif defined(REGATTA_LAST_ISA_ALONE)
+#elif defined(REGATTA_LAST_ISA_ALONE) || defined(REGATTA_TWO_ISAS)
 
+#ifdef REGATTA_TWO_ISAS
+#include "isa_avx2.inl"
+#endif
 #include "isa_avx512_bf16.inl"
 namespace regatta::cpu {
-namespace scalar = avx512_bf16;
+#ifndef REGATTA_TWO_ISAS
 namespace avx2 = avx512_bf16;
+#endif
+namespace scalar = avx2;
 namespace avx512 = avx512_bf16;
 namespace avx512_vnni = avx512_bf16;
 }  // namespace regatta::cpu
