@@ -18,8 +18,8 @@
 //    that have vpdpbusd without vdpbf16ps. No op runs in it: kernels that others call may choose
 //    it.
 //  * With -DREGATTA_LAST_ISA_ALONE avx512_bf16 stands for all others of x86: a library for tests
-//    that look at no other, with one set to compile. With -DREGATTA_TWO_ISAS avx2 stands for scalar,
-//    and avx512_bf16 for the others: one set of each way to mask the ends of rows.
+//    that look at no other, with one set to compile. With -DREGATTA_TWO_ISAS avx2 stands for
+//    scalar, and avx512_bf16 for the others: one set of each way to mask the ends of rows.
 
 #ifndef REGATTA_INL
 #error "define REGATTA_INL before including foreach_isa.h"
