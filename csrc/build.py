@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -43,9 +44,10 @@ from predict.device.library import (  # noqa: E402
 CSRC = ROOT / "csrc"
 BUILD_DIR = ROOT / "build" / "regatta"
 LIBRARY_DIR = ROOT / "predict" / "lib"
+MACHINES = ("x86_64", "aarch64")  # csrc/cpu/isas.h
 
-# No -march: one library serves every x86-64 machine; each kernel names its instruction set in a
-# function target attribute and is chosen at run time. PADDLE_NO_PYTHON keeps paddle/extension.h
+# No -march: one library serves every machine of its architecture; each kernel names its instruction
+# set in a target pragma and is chosen at run time. PADDLE_NO_PYTHON keeps paddle/extension.h
 # from wanting Python.h, so that a compiler is all a machine needs.
 # CMakeLists.txt reads the same flags.
 CXX_FLAGS = (
@@ -915,6 +917,11 @@ def build_cpu_library(
     """
     if sys.platform != "linux":
         raise BuildError(f"the operator library is built on Linux only, and this is {sys.platform}")
+    if platform.machine() not in MACHINES:
+        raise BuildError(
+            f"the kernels are written for {' and '.join(MACHINES)}, and this machine is "
+            f"{platform.machine()}; install with REGATTA_SKIP_BUILD=1 to run the plain operators"
+        )
     sources = cpu_sources()
     if not sources:
         raise BuildError(f"no sources in {CSRC / 'cpu'} and {CSRC / 'paddle'}: incomplete checkout")

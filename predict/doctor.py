@@ -32,6 +32,7 @@ CPU_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vbmi", "avx512_vnni", "avx512_bf16"),
     "amx_bf16",
     "amx_int8",
+    *("asimd", "asimddp", "i8mm", "bf16"),  # on Arm
 )
 GIB = 1 << 30
 # How ranks of a model add their parts: of any size, for any number of ranks.
@@ -134,7 +135,7 @@ def _library(problems: list[str], has_paddle: bool) -> tuple[Report, dict[str, A
 
 def _cpu(info: dict[str, Any]) -> Report:
     found = host.processor()
-    flags = found.get("flags", "").split()
+    flags = (found.get("flags") or found.get("Features", "")).split()
     return {
         "model": found.get("model name", "unknown"),
         "features": info.get("features") or [flag for flag in CPU_FLAGS if flag in flags],

@@ -47,7 +47,7 @@ inline AttentionJob make_attention_job(const AttentionBatch& whole, const Attent
   job.value_dim = value_dim ? value_dim : head_dim;
   job.softmax_scale = softmax_scale;
   job.window = window;
-  job.by_tiles = running_isa() >= Isa::kAmx;
+  job.by_tiles = has_tiles(running_isa());
   job.plan = make_attention_plan(batch, num_kv_heads, job.group(), window, num_threads(), scratch);
   const int64_t rows = num_kv_heads * job.plan.num_partial_rows;
   job.partial_states = scratch.take<RowState>(rows);

@@ -14,7 +14,7 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 // Register blocking of both products: kRegisterRows rows times kRegisterVecs vectors.
-constexpr int kRegisterRows = Vec::kLanes == 16 ? 6 : Vec::kLanes == 8 ? 4 : 2;
+constexpr int kRegisterRows = Vec::kLanes == 16 || Vec::kLanes == 4 ? 6 : Vec::kLanes == 8 ? 4 : 2;
 constexpr int kRegisterVecs = Vec::kLanes == 16 ? 4 : Vec::kLanes == 8 ? 2 : 4;
 // Rows whose softmax is done together, one per lane where that helps.
 constexpr int kSoftmaxRows = Vec::kLanes;
@@ -129,7 +129,7 @@ struct Product {
   }
 };
 
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 constexpr bool kHasTiles = true;
 
 // A product by tiles: c[r][j] (+)= sum over k of a[r][k] * b[k][j], of up to 16 rows and of any
@@ -260,7 +260,7 @@ struct TileProduct {
 constexpr bool kHasTiles = false;
 #endif
 
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_CODE_TABLES
 // arrange_keys of codes: they are transposed as such, four bytes of a row together, and become
 // pairs then. `out` has room for the pairs of a whole unit at its end.
 template <class Rows>
@@ -314,7 +314,7 @@ void arrange_code_keys(const char* const* rows, ptrdiff_t offset, int64_t count,
 template <class Rows, bool kSwaps = Rows::kSwaps>
 void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int64_t head_dim,
                   FetchAhead ahead, typename Factor<Rows::kDot>::Type* out) {
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_CODE_TABLES
   if constexpr (Rows::kCodePairs) {
     return arrange_code_keys<Rows>(rows, offset, count, head_dim, ahead, out);
   }
@@ -340,7 +340,7 @@ void arrange_keys(const char* const* rows, ptrdiff_t offset, int64_t count, int6
 // What interleaves rows: the rows' kind itself, or the reader of its codes, which holds tables.
 template <class Rows>
 REGATTA_INLINE auto value_reader() {
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_CODE_TABLES
   if constexpr (Rows::kCodePairs) return Rows::Reader::make();
 #endif
   if constexpr (!Rows::kCodePairs) return Rows();
@@ -404,7 +404,7 @@ __attribute__((noinline)) inline void divide_row(float* out, float sum, int64_t 
 template <class F>
 REGATTA_INLINE Vec as_stored(Vec a) {
 #if REGATTA_HAS_BF16_DOT
-  if constexpr (std::is_same<F, bf16>::value) return {widen_bf16(narrow_bf16(a.v))};
+  if constexpr (std::is_same<F, bf16>::value) return round_bf16(a);
 #endif
   return a;
 }
@@ -499,7 +499,7 @@ class UnitWorker {
   static constexpr bool kDot = Rows::kDot;
   static constexpr int kLanes = Vec::kLanes;
   using F = typename Factor<kDot>::Type;
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_SWAPPED_PAIRS
   using Stored = std::conditional_t<Rows::kSwaps, bf16, F>;  // what factors are rounded to
   using Denormals = std::conditional_t<Rows::kSwaps, FlushDenormals, KeepDenormals>;
 #else
@@ -895,7 +895,7 @@ class UnitWorker {
   // are added to what is there times that.
   void score_rows(int64_t row, int64_t rows, int64_t column, int64_t columns, int64_t dim,
                   int64_t dims, const float* scales, FetchAhead ahead) {
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
     if constexpr (kDot) {
       if (job_.by_tiles) {  // scales are of tails, and 1
         return TileProduct{shapes_,
@@ -930,7 +930,7 @@ class UnitWorker {
   void add_values(int64_t row, int64_t rows, int64_t column, int64_t columns, const float* scales,
                   FetchAhead ahead) {
     if (columns == 0) return;
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
     if constexpr (kDot) {
       if (job_.by_tiles) {
         float* out = buffers_.out + row * padded_;
@@ -1030,7 +1030,7 @@ class UnitWorker {
   // What keys and values are multiplied by: with kSwaps rounded, those of a pair swapped.
   template <class Lanes>
   static REGATTA_INLINE void store_factors(F* to, Vec factors, Lanes n) {
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_SWAPPED_PAIRS
     if constexpr (Rows::kSwaps) factors = swapped_pairs(factors);
 #endif
     store_n(to, factors, n);
@@ -1106,7 +1106,7 @@ class UnitWorker {
   const int64_t row_bytes_;
   const ptrdiff_t value_offset_;  // bytes from a K row to its V row
   UnitBuffers<Rows> buffers_;
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
   tiles::Shapes shapes_;
 #endif
   // Of the open unit:
@@ -1136,7 +1136,7 @@ void attend_rows(Team& team, const AttentionJob& job, const Query* q, AttendedFn
     });
   };
   bool as_floats = false;
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_SWAPPED_PAIRS
   if constexpr (Rows::kDot) {
     as_floats = pairs_are_slow() && !job.by_tiles;
     if (as_floats) {

@@ -7,7 +7,6 @@
 // cores of their own arrive within microseconds of each other, then sleeps.
 #include "regatta/communicator.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -23,6 +22,7 @@
 #include <string>
 
 #include "dispatch.h"
+#include "pause.h"
 #include "regatta/abi.h"
 #include "thread_pool.h"
 
@@ -110,6 +110,9 @@ class SharedMemory final : public Communicator {
   }
   const char* read_slot(int rank) const { return slot(num_done_ - 1, rank); }
 
+  // num_arrived and num_waiting are sequentially consistent. The store of num_arrived releases the
+  // slot's bytes, a load of it acquires them. And who arrives looks for waiting ranks behind it,
+  // who waits counts itself ahead of looking: in their one order one of the two sees the other.
   Status exchange(const void* part, int64_t bytes) {
     std::memcpy(slot(num_done_, rank_), part, static_cast<size_t>(bytes));
     SharedWords::OfRank& own = words_->ranks[rank_];
@@ -122,13 +125,14 @@ class SharedMemory final : public Communicator {
   bool has_arrived(int rank) const {  // the counters may wrap around
     return static_cast<int32_t>(words_->ranks[rank].num_arrived.load() - num_done_) >= 0;
   }
+  // Relaxed: a flag that is looked at again and again, with nothing to read behind it.
   bool is_ending() const { return ends().load(std::memory_order_relaxed) != 0; }
 
   Status wait_for(int rank) {
     if (has_arrived(rank)) return {};
     const int64_t until = now_us() + kSpinMicroseconds;
     for (int spins = 1; now_us() < until; ++spins) {
-      _mm_pause();
+      pause_core();
       if (spins % kPausesBeforeYield == 0) sched_yield();
       if (has_arrived(rank)) return {};
     }

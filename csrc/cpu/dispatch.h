@@ -16,20 +16,22 @@
 #include <string>
 #include <vector>
 
+#include "features.h"
+#include "isas.h"
 #include "regatta/types.h"
 
 namespace regatta::cpu {
 
-// kAvx512Bf16 has VNNI too. kAmx is its code, with products of bfloat16 and int8 by tiles; kAmxFp16
-// with those of dense float16 besides.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx, kAmxFp16 };
+// The kernel sets of isas.h, in its order.
+#define REGATTA_ISA_ENUM(ENUM, ...) ENUM,
+enum class Isa : uint8_t { REGATTA_ISAS(REGATTA_ISA_ENUM, ) };
+#undef REGATTA_ISA_ENUM
 
-const char* isa_name(Isa isa);                 // "scalar", "avx2", ..., "amx", "amx_fp16"
-bool isa_available(Isa isa);                   // CPU and operating system have it
-bool has_vnni();                               // AVX-512 with vpdpbusd
-bool streams_into_l2();                        // what is read once is best prefetched into L2 only
-bool pairs_are_slow();                         // vdpbf16ps does less than multiply-adds of float
-std::vector<std::string> cpu_feature_names();  // for reports: "avx2", "fma", "avx512_bf16", ...
+const char* isa_name(Isa isa);  // "scalar", "avx2", ..., as the list spells it
+bool isa_available(Isa isa);    // CPU and operating system have it
+Isa best_isa();                 // the first of the list that is available
+bool has_pairs(Isa isa);        // the list's columns
+bool has_tiles(Isa isa);
 
 // fn(T()) with T = float, bf16 or fp16. Every op's params were checked to have one of them.
 template <class Fn>
@@ -46,9 +48,6 @@ Status with_dtype(DType dtype, Fn&& fn) {
                            " (allowed: float32, bfloat16, float16)");
   }
 }
-
-// Whether the compiler's assembler knows tiles.
-#define REGATTA_TILES (__GNUC__ >= 11)
 
 template <class Params>
 struct Candidate {
@@ -139,16 +138,11 @@ class OpTable final : public OpTableBase {
   std::vector<Candidate<Params>> candidates_;
 };
 
-// The instruction sets, best first; behind scalar, which always fits, one that runs only where it
-// is forced. FN is the same function name in each ISA namespace; REFUSE is that of avx512_bf16.
-#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE)                                     \
-  {"amx", ::regatta::cpu::Isa::kAmx, REFUSE, avx512_bf16::FN},                    \
-      {"avx512_bf16", ::regatta::cpu::Isa::kAvx512Bf16, REFUSE, avx512_bf16::FN}, \
-      {"avx512", ::regatta::cpu::Isa::kAvx512, nullptr, avx512::FN},              \
-      {"avx2", ::regatta::cpu::Isa::kAvx2, nullptr, avx2::FN},                    \
-      {"scalar", ::regatta::cpu::Isa::kScalar, nullptr, scalar::FN}, {            \
-    "amx_fp16", ::regatta::cpu::Isa::kAmxFp16, REFUSE, avx512_bf16::FN            \
-  }
+// The rows of an op's table, in the list's order. FN is the same function name in each ISA
+// namespace; REFUSE is that of the sets with pairs.
+#define REGATTA_CANDIDATE(ENUM, NAME, SPACE, PAIRS, TILES, NEEDS, FN, REFUSE) \
+  {NAME, ::regatta::cpu::Isa::ENUM, PAIRS ? REFUSE : nullptr, SPACE::FN},
+#define REGATTA_CANDIDATES_REFUSE(FN, REFUSE) REGATTA_ISAS(REGATTA_CANDIDATE, FN, REFUSE)
 #define REGATTA_CANDIDATES(FN) REGATTA_CANDIDATES_REFUSE(FN, nullptr)
 
 // Defines an op that refuses nothing and is only its table.
@@ -157,10 +151,9 @@ class OpTable final : public OpTableBase {
   Status NAME(const PARAMS& params) { return NAME##_table.run(params); }
 
 // A call of a function that each ISA namespace has, in the one of ISA.
-#define REGATTA_IN_ISA(ISA, ...)                                        \
-  ((ISA) >= ::regatta::cpu::Isa::kAvx512Bf16 ? avx512_bf16::__VA_ARGS__ \
-   : (ISA) == ::regatta::cpu::Isa::kAvx512   ? avx512::__VA_ARGS__      \
-   : (ISA) == ::regatta::cpu::Isa::kAvx2     ? avx2::__VA_ARGS__        \
-                                             : scalar::__VA_ARGS__)
+#define REGATTA_IF_ISA(ENUM, NAME, SPACE, PAIRS, TILES, NEEDS, ISA, ...) \
+  (ISA) == ::regatta::cpu::Isa::ENUM ? SPACE::__VA_ARGS__:
+#define REGATTA_IN_ISA(ISA, ...) \
+  (REGATTA_ISAS(REGATTA_IF_ISA, ISA, __VA_ARGS__) scalar::__VA_ARGS__)
 
 }  // namespace regatta::cpu

@@ -43,9 +43,6 @@ Status check_w4a8(const Weight& weight, DType) {
 
 template <int kBits>
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
-#if REGATTA_TILES
-  if (isa >= Isa::kAmx) return avx512_bf16::int8::tile_kernels<kBits>(dtype);
-#endif
   return REGATTA_QUANTIZED_KERNELS(isa, kBits, true, dtype, false);
 }
 

@@ -25,12 +25,7 @@ namespace {
 
 template <CodeKind kKind, bool kZeros>
 const GemmKernels* in_isa(Isa isa, DType dtype) {
-#if REGATTA_TILES
-  if (isa >= Isa::kAmx && dtype == DType::kBFloat16) {
-    return avx512_bf16::codes::tile_kernels<kKind, kZeros>();
-  }
-#endif
-  return REGATTA_IN_ISA(isa, codes::kernels<kKind, kZeros>(dtype));
+  return REGATTA_IN_ISA(isa, codes::kernels<kKind, kZeros>(isa, dtype));
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ constexpr int kVectors = static_cast<int>(kPanel) / kLanes;  // vectors across a
 constexpr int kStepValues = 8;                               // of k
 constexpr int kSteps = static_cast<int>(kBlock) / kStepValues;
 
-constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : 1;
+constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : kLanes == 4 ? 3 : 1;
 constexpr int kMaxRowsOfTwo = kLanes == 16 ? 4 : 1;
 
 // As in gemm_int8.inl: with one scale per output channel sums still get it each 512 values of k.
@@ -27,75 +27,18 @@ constexpr int first_bit(int k) {
   return kKind == CodeKind::kInt8 ? k % 4 * 8 : k % 4 * 8 + k / 4 * 4;
 }
 
-#if REGATTA_VECTOR_BITS == 0
-using Raw = uint32_t;
-REGATTA_INLINE Raw load_raw(const uint8_t* p) {
-  Raw raw;
-  __builtin_memcpy(&raw, p, 4);
-  return raw;
-}
-// The code at that bit as a number: with zero points as stored, else less what was added to it.
-template <CodeKind kKind, bool kZeros>
-REGATTA_INLINE Vec value(Raw raw, int bit) {
-  constexpr int kBits = bits_of(kKind);
-  const int code = static_cast<int>(raw >> bit) & ((1 << kBits) - 1);
-  if constexpr (kKind == CodeKind::kE2m1) {
-    static constexpr float kValues[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    return {code & 8 ? -kValues[code & 7] : kValues[code]};
-  } else {
-    return {static_cast<float>(kZeros ? code : code - (1 << (kBits - 1)))};
-  }
-}
-#elif REGATTA_VECTOR_BITS == 256
-using Raw = __m256i;
-REGATTA_INLINE Raw load_raw(const uint8_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-template <CodeKind kKind, bool kZeros>
-REGATTA_INLINE Vec value(Raw raw, int bit) {
-  if constexpr (kKind == CodeKind::kE2m1) {
-    // The index's low three bits count; the fourth is the sign.
-    const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    const __m256 magnitude = _mm256_permutevar8x32_ps(magnitudes, _mm256_srli_epi32(raw, bit));
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(raw, 28 - bit),
-                                          _mm256_set1_epi32(static_cast<int>(0x80000000u)));
-    return {_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign))};
-  } else {
-    constexpr int kBits = bits_of(kKind);
-    const __m256i code =
-        _mm256_and_si256(_mm256_srli_epi32(raw, bit), _mm256_set1_epi32((1 << kBits) - 1));
-    const __m256i middle = _mm256_set1_epi32(kZeros ? 0 : 1 << (kBits - 1));
-    return {_mm256_cvtepi32_ps(_mm256_sub_epi32(code, middle))};
-  }
-}
-#else
-using Raw = __m512i;
-REGATTA_INLINE Raw load_raw(const uint8_t* p) { return _mm512_loadu_si512(p); }
-template <CodeKind kKind, bool kZeros>
-REGATTA_INLINE Vec value(Raw raw, int bit) {
-  if constexpr (kKind == CodeKind::kInt8) {
-    // The byte as low bits of 2^23 or, 8 bits on, of 2^15: the sum of both, as a float.
-    const __m512i low = bit < 16 ? raw : _mm512_srli_epi32(raw, 16);
-    const bool second = bit % 16 != 0;
-    const int offset = second ? 0x47000000 : 0x4b000000, mask = second ? 0xff00 : 0xff;
-    const __m512i sum = _mm512_ternarylogic_epi32(low, _mm512_set1_epi32(mask),
-                                                  _mm512_set1_epi32(offset), 0xea);  // a & b | c
-    const float middle = (second ? 0x1p15f : 0x1p23f) + (kZeros ? 0.0f : 128.0f);
-    return {_mm512_sub_ps(_mm512_castsi512_ps(sum), _mm512_set1_ps(middle))};
-  } else {
-    constexpr float kLow = kZeros ? 0.0f : -8.0f;
-    const __m512 table =
-        kKind == CodeKind::kE2m1
-            ? _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f,
-                             -1.5f, -2.0f, -3.0f, -4.0f, -6.0f)
-            : _mm512_setr_ps(kLow, kLow + 1, kLow + 2, kLow + 3, kLow + 4, kLow + 5, kLow + 6,
-                             kLow + 7, kLow + 8, kLow + 9, kLow + 10, kLow + 11, kLow + 12,
-                             kLow + 13, kLow + 14, kLow + 15);
-    const __m512i shifted = _mm512_srli_epi32(raw, static_cast<unsigned>(bit));
-    return {_mm512_permutexvar_ps(shifted, table)};  // the index's low four bits count
-  }
-}
-#endif
+}  // namespace codes
+}  // namespace regatta::cpu::REGATTA_ISA
+
+// Raw load_raw(const uint8_t*)   32 bits for each lane
+// Vec value<kKind, kZeros>(Raw, int bit)   the code at that bit of each lane as a number: with zero
+//                                points as stored, else less what was added to it
+// VecBf16 pair_of<kKind, kZeros>(Raw, int unit)   with REGATTA_HAS_BF16_DOT: of the codes of values
+//                                2 * unit and 2 * unit + 1 of a step
+#include REGATTA_VALUES_INL
+
+namespace regatta::cpu::REGATTA_ISA {
+namespace codes {
 
 template <CodeKind kKind>
 REGATTA_INLINE Raw lanes(const uint8_t* step, int v, int k) {
@@ -116,7 +59,7 @@ struct Floats {
     return value<kKind, kZeros>(lanes<kKind>(step, v, unit), first_bit<kKind>(unit));
   }
   static REGATTA_INLINE Vec add(Vec sum, Vec x, Vec columns) { return fma(x, columns, sum); }
-  // Adds a line of 16 values up, in lanes.
+  // Adds a line up, in lanes.
   static REGATTA_INLINE Vec add_line(Vec sum, const float* line) {
 #pragma GCC unroll 16
     for (int i = 0; i < 16; i += kLanes) sum = sum + load(line + i);
@@ -135,41 +78,19 @@ struct Pairs {
   static constexpr int kUnitValues = 2;
   static REGATTA_INLINE VecBf16 broadcast(const bf16* unit) { return set1_pair(unit); }
   static REGATTA_INLINE VecBf16 columns(const uint8_t* step, int v, int unit) {
-    __m512i raw = lanes<kKind>(step, v, 2 * unit);
-    if constexpr (kKind == CodeKind::kInt8) {
-      const int bit = first_bit<kKind>(2 * unit);
-      const __m512i even = _mm512_castps_si512(value<kKind, kZeros>(raw, bit).v);
-      const __m512i odd = _mm512_castps_si512(value<kKind, kZeros>(raw, bit + 8).v);
-      return {(__m512bh)_mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xaaaaaaaau, odd)};
-    } else {
-      // bf16 of the values, twice, so that bit 4 of an index does not count.
-      alignas(32) static constexpr uint16_t kTables[3][16] = {
-          {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80,
-           0xbfc0, 0xc000, 0xc040, 0xc080, 0xc0c0},
-          {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
-           0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0},
-          {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
-           0x4130, 0x4140, 0x4150, 0x4160, 0x4170}};
-      const __m512i table = _mm512_broadcast_i64x4(
-          _mm256_load_si256(reinterpret_cast<const __m256i*>(kTables[kKind == CodeKind::kE2m1 ? 0
-                                                                     : kZeros ? 2
-                                                                              : 1])));
-      unsigned bit = static_cast<unsigned>(4 * unit);
-      if constexpr (kKind == CodeKind::kInt4) {  // a pair lies 8 bits apart: 16, as of e2m1
-        raw = _mm512_shuffle_epi8(raw, _mm512_broadcast_i32x4(_mm_setr_epi8(
-                                           0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15)));
-        bit = static_cast<unsigned>(unit % 2 * 8 + unit / 2 * 4);
-      }
-      return {(__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi32(raw, bit), table)};
-    }
+    return pair_of<kKind, kZeros>(lanes<kKind>(step, v, 2 * unit), unit);
   }
   static REGATTA_INLINE Vec add(Vec sum, VecBf16 x, VecBf16 columns) {
     return dot_pairs(sum, columns, x);
   }
   static REGATTA_INLINE Vec add_line(Vec sum, const bf16* line) {
-    Vec even, odd;
-    load_2k(line, even, odd);
-    return sum + even + odd;
+#pragma GCC unroll 16
+    for (int i = 0; i < 32; i += 2 * kLanes) {
+      Vec even, odd;
+      load_2k(line + i, even, odd);
+      sum = sum + even + odd;
+    }
+    return sum;
   }
 };
 #endif
@@ -437,8 +358,16 @@ void run(const PanelJob& job) {
   }
 }
 
+#if REGATTA_HAS_TILES
 template <CodeKind kKind, bool kZeros>
-inline const GemmKernels* kernels(DType dtype) {
+inline const GemmKernels* tile_kernels();  // gemm_codes_tiles.inl
+#endif
+
+template <CodeKind kKind, bool kZeros>
+inline const GemmKernels* kernels([[maybe_unused]] Isa isa, DType dtype) {
+#if REGATTA_HAS_TILES
+  if (has_tiles(isa) && dtype == DType::kBFloat16) return tile_kernels<kKind, kZeros>();
+#endif
   static constexpr GemmKernels kFloats = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                           run<Floats<kKind, kZeros>>};
 #if REGATTA_HAS_BF16_DOT

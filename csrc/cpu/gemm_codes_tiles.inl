@@ -4,7 +4,7 @@
 //
 // One row goes through vectors. Few rows wait for the codes: 32 values of k become bfloat16 while
 // tiles multiply those before. Many rows pass over a slab of 8 such steps, 16 KiB that stay in L1.
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace codes {
 

@@ -64,16 +64,7 @@ Status check(const Weight& weight, DType dtype) {
 }
 
 const GemmKernels* kernels(Isa isa, DType dtype, const Weight&) {
-#if REGATTA_TILES
-  using avx512_bf16::tiles::Factors;
-  if (isa >= Isa::kAmx && dtype == DType::kBFloat16) {
-    return avx512_bf16::dense::tile_kernels<Factors::kPairs>();
-  }
-  if (isa == Isa::kAmxFp16 && dtype == DType::kFloat16) {
-    return avx512_bf16::dense::tile_kernels<Factors::kHalves>();
-  }
-#endif
-  return REGATTA_IN_ISA(isa, dense::kernels(dtype));
+  return REGATTA_IN_ISA(isa, dense::kernels(isa, dtype));
 }
 
 constexpr Scheme kDense = {SchemeId::kDense, check, kernels};

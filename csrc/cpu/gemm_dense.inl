@@ -50,14 +50,14 @@ void run(const PanelJob& job) {
   }
 }
 
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_SWAPPED_PAIRS
 inline void run_swapped(const PanelJob& job) {
   const FlushDenormals flush;
   run<SwappedProduct>(job);
 }
 #endif
 
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 // The sums of tiles for one row and one or two panels, by vectors: they wait less than tiles do for
 // what they read from memory.
 template <int kPanels>
@@ -229,7 +229,20 @@ inline const GemmKernels* tile_kernels() {
 }
 #endif
 
-inline const GemmKernels* kernels(DType dtype) {
+}  // namespace dense
+}  // namespace regatta::cpu::REGATTA_ISA
+
+#include "gemm_quads.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+namespace dense {
+
+inline const GemmKernels* kernels([[maybe_unused]] Isa isa, DType dtype) {
+#if REGATTA_HAS_TILES
+  using tiles::Factors;
+  if (has_tiles(isa) && dtype == DType::kBFloat16) return tile_kernels<Factors::kPairs>();
+  if (isa == Isa::kAmxFp16 && dtype == DType::kFloat16) return tile_kernels<Factors::kHalves>();
+#endif
   static constexpr GemmKernels kFloat32 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                            run<Product<float>>};
   static constexpr GemmKernels kFloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
@@ -237,10 +250,19 @@ inline const GemmKernels* kernels(DType dtype) {
 #if REGATTA_HAS_BF16_DOT
   static constexpr GemmKernels kPairs = {RowFormat::kBFloat16, kMaxTileRows, kMaxRowsOfTwo,
                                          run<PairProduct>};
+#if REGATTA_HAS_SWAPPED_PAIRS
   static constexpr GemmKernels kSwapped = {
       RowFormat::kSwappedPairs, kMaxTileRows,        kMaxRowsOfTwo, run_swapped,
       kPairs.block_rows,        kPairs.cached_bytes, &kPairs};
   const GemmKernels& bfloat16 = pairs_are_slow() ? kSwapped : kPairs;
+#elif REGATTA_HAS_QUADS
+  // A tile of pairs, or fewer, by pairs.
+  static constexpr GemmKernels bfloat16 = {
+      RowFormat::kBFloat16, quads::kTileRows,    kMaxTileRows, quads::run,
+      kPairs.block_rows,    kPairs.cached_bytes, &kPairs};
+#else
+  const GemmKernels& bfloat16 = kPairs;
+#endif
 #else
   static constexpr GemmKernels bfloat16 = {RowFormat::kFloat32, kMaxTileRows, kMaxRowsOfTwo,
                                            run<Product<bf16>>};

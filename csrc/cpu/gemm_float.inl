@@ -4,7 +4,7 @@ namespace regatta::cpu::REGATTA_ISA {
 
 // What a microkernel prefetches meanwhile: of panel 0 from `at` on, `step` bytes further with each
 // of its steps. Where CPUs may want L2, kernels are compiled for either: a branch costs up to 15 %.
-constexpr bool kMayStreamIntoL2 = REGATTA_HAS_BF16_DOT;
+constexpr bool kMayStreamIntoL2 = REGATTA_HAS_STREAMS;
 struct Ahead {
   const char* at;
   int64_t step;
@@ -38,8 +38,9 @@ namespace dense {
 
 constexpr int kLanes = Vec::kLanes;
 constexpr int kVectors = static_cast<int>(kPanel) / kLanes;  // vectors across a panel
-// Accumulators fill the register file: 12 x 2 of 32 (avx512), 3 x 4 of 16 (avx2).
-constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 3 : 1;
+// Accumulators fill the register file: 12 x 2 of 32 (avx512), 3 x 4 of 16 (avx2), 3 x 8
+// of 32 (neon).
+constexpr int kMaxTileRows = kLanes == 16 ? 12 : kLanes == 8 || kLanes == 4 ? 3 : 1;
 // Two panels at once double the streams from memory when few rows leave registers free.
 constexpr int kMaxRowsOfTwo = kLanes == 16 ? 4 : 1;
 
@@ -75,13 +76,15 @@ struct PairProduct {  // rows and weights of bf16
   static constexpr int kUnits = 1;
   static REGATTA_INLINE VecBf16 broadcast(const bf16* unit) { return set1_pair(unit); }
   static REGATTA_INLINE VecBf16 load_columns(const bf16* b, int v, int) {
-    return load_pairs(b + v * 32);
+    return load_pairs(b + v * 2 * kLanes);
   }
   static REGATTA_INLINE Vec add(Vec sum, VecBf16 x, VecBf16 columns) {
     return dot_pairs(sum, columns, x);
   }
 };
+#endif
 
+#if REGATTA_HAS_SWAPPED_PAIRS
 // The same sums of rows in kSwappedPairs, by multiply-adds of float.
 struct SwappedProduct : Product<bf16> {
   static REGATTA_INLINE Vec load_columns(const bf16* b, int v, int u) {

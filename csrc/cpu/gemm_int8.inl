@@ -12,8 +12,8 @@ constexpr int kVectors = static_cast<int>(kPanel) / kLanes;  // vectors across a
 constexpr int kBlockSteps = 4;                               // of 8 values of k
 
 // Sums that fill the register file: integers and, where each block has its scale, as many floats.
-constexpr int kMaxBlockRows = kLanes == 16 ? 6 : kLanes == 8 ? 2 : 1;
-constexpr int kMaxRowRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : 1;
+constexpr int kMaxBlockRows = kLanes == 16 ? 6 : kLanes == 8 || kLanes == 4 ? 2 : 1;
+constexpr int kMaxRowRows = kLanes == 16 ? 12 : kLanes == 8 ? 2 : kLanes == 4 ? 3 : 1;
 constexpr int kMaxBlockRowsOfTwo = kLanes == 16 ? 3 : 1;
 constexpr int kMaxRowRowsOfTwo = kLanes == 16 ? 4 : 1;
 
@@ -43,6 +43,7 @@ struct Piece {
 template <int kBits, bool kZeros, bool kBlockScales, int kPanels, bool kIntoL2, int kRows>
 void multiply(const Piece& piece) {
   constexpr int kStepBytes = 32 * kBits;  // of a panel
+  constexpr bool kSigned = kBits == 8 && kSignedCodes;
   const int64_t line_step = piece.tile_rows * kLineBytes;
   const int64_t panel_distance = kPanels == 2 ? piece.codes[1] - piece.codes[0] : 0;
   const uint8_t* codes = piece.codes[0];
@@ -79,7 +80,8 @@ void multiply(const Piece& piece) {
       if (!kZeros) {
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
-          const Ints start = set_ints(metas[r].start);
+          // Codes less 128 are the weights, and nothing is to be taken off.
+          const Ints start = set_ints(kSigned ? 0 : metas[r].start);
 #pragma GCC unroll 2
           for (int p = 0; p < kPanels; ++p) {
 #pragma GCC unroll 32
@@ -157,7 +159,8 @@ void multiply(const Piece& piece) {
 #pragma GCC unroll 12
         for (int r = 0; r < kRows; ++r) {
           float* to = out + r * kPanel + v * kLanes;
-          const Vec value = kBlockScales ? total[p][r][v] : to_vec(sum[p][r][v]);
+          Vec value = kBlockScales ? total[p][r][v] : to_vec(sum[p][r][v]);
+          if (kZeros && kSigned) value = fma(value_sum[r], set1(128.0f), value);
           Vec result = fma(value, scale, first ? zero() : load(to));
           if (kZeros) result = fnma(value_sum[r], load(scales + kPanel + v * kLanes), result);
           store(to, result);
@@ -315,9 +318,19 @@ inline const GemmKernels* int8_kernels(bool zeros) {
   return zeros ? nullptr : &kSymmetric;
 }
 
-// kBits: of the scheme's codes; by_token: activations have one scale per row, else per block.
+#if REGATTA_HAS_TILES
+template <int kBits>
+inline const GemmKernels* tile_kernels(DType dtype);  // gemm_int8_tiles.inl
+#endif
+
+// kBits: of the scheme's codes; kByToken: activations have one scale per row, else per block.
 template <int kBits, bool kByToken>
-inline const GemmKernels* kernels(DType dtype, bool zeros) {
+inline const GemmKernels* kernels([[maybe_unused]] Isa isa, DType dtype, bool zeros) {
+#if REGATTA_HAS_TILES
+  if constexpr (kByToken) {
+    if (has_tiles(isa)) return tile_kernels<kBits>(dtype);
+  }
+#endif
   return is_activation_dtype(dtype) ? int8_kernels<kBits, !kByToken>(zeros) : nullptr;
 }
 

@@ -5,7 +5,7 @@
 // A slab of a panel is staged once for all rows of a job: as signed bytes, so that sums need no
 // start; a group that ends within a step of 64 values of k filled up with zeros. Two tiles of rows
 // at a time pass over it. Vectors make floats of a group's sums while tiles multiply the next one.
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace int8 {
 
@@ -155,7 +155,7 @@ void run_tiles(const PanelJob& job) {
 
 template <int kBits>
 inline const GemmKernels* tile_kernels(DType dtype) {
-  if (dtype == DType::kFloat32) return kernels<kBits, true>(dtype, false);
+  if (dtype == DType::kFloat32) return int8_kernels<kBits, false>(false);
   static constexpr GemmKernels kKernels = {RowFormat::kInt8Rows, tiles::kTileRows,
                                            kMaxRowRowsOfTwo,     run_tiles<kBits>,
                                            tiles::kBlockRows,    tiles::kCachedBytes};

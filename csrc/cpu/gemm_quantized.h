@@ -32,11 +32,8 @@ enum class CodeKind : uint8_t { kE2m1, kInt4, kInt8 };
 // Kernels of rows that stay in floating point (gemm_codes.cc), or null.
 const GemmKernels* float_row_kernels(CodeKind kind, Isa isa, DType dtype, bool zeros);
 
-// int8::kernels<ARGUMENTS>(DTYPE, ZEROS) of the best namespace for `isa`. A CPU with vpdpbusd and
-// without vdpbf16ps has its own. Where candidates are forced, "avx512" is without vpdpbusd.
+// int8::kernels<BITS, BY_TOKEN>(ISA, DTYPE, ZEROS) of the best namespace for `isa`.
 #define REGATTA_QUANTIZED_KERNELS(ISA, BITS, BY_TOKEN, DTYPE, ZEROS) \
-  ((ISA) == Isa::kAvx512 && !any_kernel_forced() && has_vnni()       \
-       ? avx512_vnni::int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)    \
-       : REGATTA_IN_ISA(ISA, int8::kernels<BITS, BY_TOKEN>(DTYPE, ZEROS)))
+  REGATTA_IN_INT8_ISA(ISA, int8::kernels<BITS, BY_TOKEN>(ISA, DTYPE, ZEROS))
 
 }  // namespace regatta::cpu

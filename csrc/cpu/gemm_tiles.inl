@@ -4,7 +4,7 @@
 // 64 bytes each. A step of a panel is 16 lines of 128 bytes, pairs of bfloat16 or quadruples of
 // codes: two tiles, of 16 columns each.
 #include "tiles.inl"
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace tiles {
 

@@ -56,7 +56,7 @@ struct WeightOnly {
     const bool zeros = quantized_layout(kId, weight).has_zeros;
     constexpr CodeKind kKind = kBits == 8 ? CodeKind::kInt8 : CodeKind::kInt4;
     const bool rounds = *static_cast<const float*>(weight.tensors[2].data) == 0.0f;
-    const bool by_tiles = isa >= Isa::kAmx && dtype == DType::kBFloat16;
+    const bool by_tiles = has_tiles(isa) && dtype == DType::kBFloat16;
     if (!rounds || by_tiles || dtype == DType::kFloat32) {
       return float_row_kernels(kKind, isa, dtype, zeros);
     }

@@ -5,14 +5,8 @@
 // applied to a token's scores and weights, which are fewer than its elements:
 //   q . k = key_scale * (q . code) + key_offset * sum(q)
 //   w * v = (w * value_scale) * (code + value_offset), the latter once for all dims
-#if REGATTA_VECTOR_BITS == 512
-#include "codes_avx512.inl"
-#elif REGATTA_VECTOR_BITS == 256
-#include "codes_avx2.inl"
-#else
-#include "codes_scalar.inl"
-#endif
-#if REGATTA_HAS_BF16_DOT
+#include REGATTA_CODES_INL
+#if REGATTA_HAS_CODE_TABLES
 #include "codes_pairs.inl"
 #endif
 
@@ -26,7 +20,8 @@ namespace regatta::cpu::REGATTA_ISA {
 //   row_bytes(D)
 //   units(row, u, n)   without kCodePairs: n <= kLanes units from unit u on; a unit is a float, or
 //                      with kDot the bits of a pair of bf16
-//   interleave_rows(out, a, b, D)   of DenseRows with kDot, and of a Reader: a0 b0 a1 b1 ... of two
+//   interleave_rows(out, a, b, D)   with kDot, of a Reader where codes have one: a0 b0 a1 b1 ... of
+//   two
 //                      rows, up to the padded D
 //   Reader::make().store_pairs(units, out, step)   kPairsPerUnit pairs of each 32-bit lane,
 //                      `step` apart
@@ -64,9 +59,10 @@ enum class Codes { k8, k4, kE4m3 };
 template <Codes kCodes, bool kUsesDot>
 struct CodeRows {
   static constexpr bool kDot = kUsesDot, kScaled = true, kOffset = kCodes == Codes::k4;
-  static constexpr bool kCodePairs = kDot, kTail = false, kSwaps = false;
+  static constexpr bool kCodePairs = kDot && REGATTA_HAS_CODE_TABLES;
+  static constexpr bool kTail = false, kSwaps = false;
   using Floats = SwappedRows<CodeRows<kCodes, false>>;
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_CODE_TABLES
   using Reader =
       std::conditional_t<kCodes == Codes::k4, PairReader4, PairReader8<kCodes == Codes::kE4m3>>;
 #endif
@@ -75,6 +71,25 @@ struct CodeRows {
   }
 
   static REGATTA_INLINE Vec units(const char* row, int64_t i, int n) {
+#if REGATTA_HAS_BF16_DOT && !REGATTA_HAS_CODE_TABLES
+    if constexpr (kDot) {
+      const int first = 2 * n < Vec::kLanes ? 2 * n : Vec::kLanes;
+      return join_pairs(values(row, 2 * i, first), values(row, 2 * i + Vec::kLanes, 2 * n - first));
+    }
+#endif
+    return values(row, i, n);
+  }
+#if REGATTA_HAS_BF16_DOT && !REGATTA_HAS_CODE_TABLES
+  static REGATTA_INLINE void interleave_rows(bf16* out, const char* a, const char* b,
+                                             int64_t head_dim) {
+    for (int64_t d = 0; d < head_dim; d += Vec::kLanes) {
+      const int n = static_cast<int>(head_dim - d < Vec::kLanes ? head_dim - d : Vec::kLanes);
+      store(reinterpret_cast<float*>(out + 2 * d), zip_pairs(values(a, d, n), values(b, d, n)));
+    }
+  }
+#endif
+  // n numbers from the i-th code on.
+  static REGATTA_INLINE Vec values(const char* row, int64_t i, int n) {
     const auto* codes = reinterpret_cast<const uint8_t*>(row);
     if constexpr (kCodes == Codes::k8) return load_codes8(codes, i, n);
     if constexpr (kCodes == Codes::k4) return load_codes4(codes, i, n);

@@ -23,13 +23,6 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-Isa best_isa() {
-  for (Isa isa : {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2}) {
-    if (isa_available(isa)) return isa;
-  }
-  return Isa::kScalar;
-}
-
 volatile float discarded;
 
 }  // namespace
@@ -58,7 +51,7 @@ REGATTA_EXPORT double regatta_measure_read(const void* data, int64_t bytes) {
 REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
   using namespace regatta::cpu;
   const Isa isa = best_isa();
-  if (bf16_pairs && isa < Isa::kAvx512Bf16) return 0.0;
+  if (bf16_pairs && !has_pairs(isa)) return 0.0;
   constexpr int64_t kRounds = 100000;  // 0.2 ms or so
   const int64_t pieces = 40 * num_threads();
   double per_piece = 0.0;
@@ -66,13 +59,9 @@ REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
   parallel([&](Team& team) {
     team.for_each(pieces, [&](int64_t i) {
       float sink = 0.0f;
-      const auto multiply = [&] {
-#if REGATTA_TILES
-        if (bf16_pairs && isa == Isa::kAmx) return avx512_bf16::multiply_tiles(kRounds / 4);
-#endif
-        return REGATTA_IN_ISA(isa, multiply_add(kRounds, bf16_pairs != 0, &sink));
-      };
-      const double count = multiply();
+      const double count = bf16_pairs && has_tiles(isa)
+                               ? REGATTA_IN_ISA(isa, multiply_tiles(kRounds / 4))
+                               : REGATTA_IN_ISA(isa, multiply_add(kRounds, bf16_pairs != 0, &sink));
       if (i == 0) per_piece = count;
       discarded = sink;
     });
@@ -83,26 +72,22 @@ REGATTA_EXPORT double regatta_measure_flops(int bf16_pairs) {
 
 // The same of bfloat16 by tiles that read one factor from `data`, of which a thread has an equal
 // part: a few KiB stay in its first cache. 0 where no tiles run.
-REGATTA_EXPORT double regatta_measure_tiles([[maybe_unused]] const void* data,
-                                            [[maybe_unused]] int64_t bytes) {
+REGATTA_EXPORT double regatta_measure_tiles(const void* data, int64_t bytes) {
   using namespace regatta::cpu;
-#if REGATTA_TILES
   constexpr int64_t kRoundBytes = int64_t{16} << 20;  // of a thread
-  if (best_isa() < Isa::kAmx) return 0.0;
+  const Isa isa = best_isa();
+  if (!has_tiles(isa)) return 0.0;
   const int64_t parts = num_threads(), part = bytes / parts;
   const int64_t rounds = std::max<int64_t>(1, kRoundBytes / part);
   double per_part = 0.0;
   const Clock::time_point begin = Clock::now();
   parallel([&](Team& team) {
     team.for_each(parts, [&](int64_t i) {
-      const double count =
-          avx512_bf16::stream_tiles(rounds, static_cast<const char*>(data) + i * part, part);
+      const double count = REGATTA_IN_ISA(
+          isa, stream_tiles(rounds, static_cast<const char*>(data) + i * part, part));
       if (i == 0) per_part = count;
     });
     team.barrier();
   });
   return per_part * static_cast<double>(parts) / seconds_since(begin);
-#else
-  return 0.0;
-#endif
 }

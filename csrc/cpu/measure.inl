@@ -5,7 +5,7 @@
 namespace regatta::cpu::REGATTA_ISA {
 
 // Independent sums: more than latency times multipliers, as many as there are registers.
-constexpr int kChains = Vec::kLanes == 16 ? 24 : 12;
+constexpr int kChains = Vec::kLanes == 16 || Vec::kLanes == 4 ? 24 : 12;
 
 // Floating-point operations done by `rounds` rounds of multiply-adds in registers.
 inline double multiply_add(int64_t rounds, bool bf16_pairs, float* sink) {
@@ -34,7 +34,7 @@ inline double multiply_add(int64_t rounds, bool bf16_pairs, float* sink) {
   return static_cast<double>(rounds) * kChains * Vec::kLanes * (bf16_pairs ? 4 : 2);
 }
 
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 // The same of bfloat16 by tiles: four sums, two tiles of rows and two of columns.
 inline double multiply_tiles(int64_t rounds) {
   constexpr tiles::Shape kWhole = {tiles::kTileRows, tiles::kRowBytes};
@@ -68,6 +68,9 @@ inline double stream_tiles(int64_t rounds, const char* data, int64_t bytes) {
   }
   return static_cast<double>(rounds * steps) * 4 * 16 * 16 * 32 * 2;
 }
+#else
+inline double multiply_tiles(int64_t) { return 0.0; }
+inline double stream_tiles(int64_t, const char*, int64_t) { return 0.0; }
 #endif
 
 // Sums [data, data + bytes) as floats in four streams; bytes is a multiple of 4 * 64 * 4.

@@ -133,7 +133,7 @@ Status plan_pack_quantized(const PackQuantizedParams& p, QuantizedLayout* layout
 Status pack_quantized(const PackQuantizedParams& p) {
   const QuantizedLayout& layout = p.layout;
   const SchemeInfo& info = scheme_info(p.scheme);
-  std::atomic<int> seen{0};
+  std::atomic<int> seen{0};  // relaxed: read behind the region, whose end orders all of it
   parallel([&](Team& team) {
     team.for_chunks(layout.num_panels(), 1, [&](int64_t panel, int64_t) {
       uint8_t* out = p.packed + panel * layout.panel_bytes();

@@ -90,7 +90,7 @@ void pack_columns(const PackedRows& rows, int64_t row, int64_t column, const T* 
   if (rows.is_16_bit()) return pack_halves<bf16>(rows, row, column, values, count);
   const int64_t step = rows.tile_rows * kLineBytes;
   char* line = rows.line(row, column);
-#if REGATTA_HAS_BF16_DOT
+#if REGATTA_HAS_SWAPPED_PAIRS
   if (rows.format == RowFormat::kSwappedPairs) {
     for (int64_t i = 0; i < count; i += 16, line += step) {
       store(reinterpret_cast<float*>(line),

@@ -1,6 +1,5 @@
 #include "thread_pool.h"
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
@@ -20,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "pause.h"
 #include "regatta/abi.h"
 
 namespace regatta::cpu {
@@ -99,7 +99,7 @@ thread_local bool inside_region = false;
 template <class Done>
 void spin_until(Done&& done) {
   for (int spins = 1; !done(); ++spins) {
-    _mm_pause();
+    pause_core();
     if (spins % kPausesBeforeYield == 0) sched_yield();
   }
 }
@@ -119,6 +119,7 @@ class Pool {
     return *pool;
   }
 
+  // Relaxed, as the stores: a number that nothing else hangs on. Who acts on it holds the mutex.
   int size() const { return size_.load(std::memory_order_relaxed); }
 
   void resize(int count) {
@@ -138,10 +139,14 @@ class Pool {
     } else {
       fn_ = fn;
       context_ = context;
+      // Releases fn_, context_, num_threads and the loops' zeros to those who enter().
       members_.store(kOpen, std::memory_order_release);
       publish();
       const int num_loops = fn(context, region_, 0);
-      // From here on nobody enters; the context lives until those inside have left.
+      // From here on nobody enters; the context lives until those inside have left. Acquires what
+      // those wrote who have left already, as the loads below do of the others: each leave()
+      // releases, and stands in one release sequence with those behind it. It need not release:
+      // this thread's own writes are its caller's.
       members_.fetch_and(~kOpen, std::memory_order_acq_rel);
       spin_until([&] { return members_.load(std::memory_order_acquire) == 0; });
       region_.reset_loops(num_loops);
@@ -154,6 +159,9 @@ class Pool {
 
   static constexpr uint32_t kOpen = 1u << 31;
 
+  // The ticket is counted up, then sleepers are looked for; who goes to sleep counts itself, then
+  // looks at the ticket. All four are sequentially consistent: in their one order either the ticket
+  // is seen, or the sleeper is. With less, Arm (and x86's store buffer) may let both miss.
   void publish() {
     ticket_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(&ticket_, FUTEX_WAKE, INT_MAX);
@@ -161,6 +169,8 @@ class Pool {
 
   // Joins the open region, whichever it is by now. Until leave() its job stays valid.
   bool enter() {
+    // Relaxed: a guess that the exchange checks. Acquire: pairs with the store of kOpen, whose
+    // release sequence the additions and subtractions of members go on; a failure reads anew.
     uint32_t members = members_.load(std::memory_order_relaxed);
     while (members & kOpen) {
       if (members_.compare_exchange_weak(members, members + 1, std::memory_order_acquire)) {
@@ -169,14 +179,17 @@ class Pool {
     }
     return false;
   }
+  // Releases all that this thread did in the region to run(), which waits for no member.
   void leave() { members_.fetch_sub(1, std::memory_order_release); }
 
   uint32_t wait_for_ticket(uint32_t seen) {
     int64_t deadline = 0;
     for (int spins = 1;; ++spins) {
+      // Acquire: pairs with publish(). A worker that sees the ticket of stop_workers() sees
+      // stopping_; one that sees a region's finds it open, or closed again.
       uint32_t ticket = ticket_.load(std::memory_order_acquire);
       if (ticket != seen) return ticket;
-      _mm_pause();
+      pause_core();
       if (spins % kPausesBeforeYield) continue;
       sched_yield();
       const int64_t now = now_us();
@@ -186,6 +199,7 @@ class Pool {
       while ((ticket = ticket_.load(std::memory_order_seq_cst)) == seen) {
         futex(&ticket_, FUTEX_WAIT, seen);
       }
+      // Relaxed: one too many costs a call of futex, and nothing else.
       sleepers_.fetch_sub(1, std::memory_order_relaxed);
       return ticket;
     }
@@ -193,6 +207,8 @@ class Pool {
 
   void work(int thread, uint32_t seen) {
     inside_region = true;
+    // Acquire: pairs with stop_workers(), though nothing is read behind it; the order that counts
+    // is the ticket's.
     while (!stopping_.load(std::memory_order_acquire)) {
       seen = wait_for_ticket(seen);
       if (!enter()) continue;
@@ -202,6 +218,7 @@ class Pool {
   }
 
   void start_workers() {
+    // Relaxed: this thread alone counts tickets up, under the mutex.
     const uint32_t seen = ticket_.load(std::memory_order_relaxed);
     for (int thread = 1; thread < size(); ++thread) {
       workers_.emplace_back([this, thread, seen] { work(thread, seen); });
@@ -214,13 +231,14 @@ class Pool {
     publish();
     for (std::thread& worker : workers_) worker.join();
     workers_.clear();
+    // No worker is left; the next ones get it with their start.
     stopping_.store(false, std::memory_order_release);
   }
 
   void forget_workers() {
     // The thread objects name threads of the parent: leave them to leak, not to be joined.
     new (&workers_) std::vector<std::thread>;
-    sleepers_.store(0, std::memory_order_relaxed);
+    sleepers_.store(0, std::memory_order_relaxed);  // the child has one thread
     mutex_.unlock();
   }
 
@@ -258,6 +276,7 @@ void run_region(int max_threads, RegionFn fn, void* context) {
 }  // namespace internal
 
 void Team::wait_for(const std::atomic<int64_t>& done, int64_t count) {
+  // Acquire: as in barrier().
   spin_until([&] { return done.load(std::memory_order_acquire) == count; });
 }
 

@@ -22,6 +22,8 @@
 //  * Memory shared by the team comes from the caller's scratch, taken before the region
 //    (Scratch::mine()); memory of one thread from team.scratch() inside it.
 //  * No exceptions, no Paddle calls inside a region. A nested parallel() runs on one thread.
+//  * Memory order is argued at each atomic, by what C++ promises: x86 keeps stores and loads in
+//    order by itself, Arm does not. ThreadSanitizer checks it (tests/csrc/test_thread_pool.py).
 //  * Workers spin for kSpinMicroseconds after a region, then sleep: back-to-back ops start in well
 //    under a microsecond, an idle process uses no CPU.
 #pragma once
@@ -87,12 +89,17 @@ constexpr int kMaxLoops = 256;
 // Shared state of one running region: for each loop what was claimed and what is finished.
 struct Region {
   struct alignas(64) Loop {
+    // What is claimed. Relaxed: it gives each piece to one thread, and orders nothing; what a piece
+    // reads was ordered by the barrier ahead of it, or by entering the region.
     std::atomic<int64_t> next{0};
+    // What is finished. Each addition releases what the piece wrote. Additions follow each other in
+    // one release sequence, so that an acquiring load of the whole count sees all threads' pieces.
     std::atomic<int64_t> done{0};
   };
   Loop loops[kMaxLoops];
   int num_threads = 1;
 
+  // Relaxed: only when no thread is inside; the next region's opening releases the zeros.
   void reset_loops(int count) {
     for (int i = 0; i < count; ++i) {
       loops[i].next.store(0, std::memory_order_relaxed);
@@ -173,6 +180,7 @@ class Team {
   void barrier() {
     for (; num_finished_ < num_loops_; ++num_finished_) {
       const std::atomic<int64_t>& done = region_.loops[num_finished_].done;
+      // Acquire: pairs with the additions in for_chunks() and for_guided().
       if (done.load(std::memory_order_acquire) != counts_[num_finished_]) {
         wait_for(done, counts_[num_finished_]);
       }

@@ -7,7 +7,7 @@
 // the same sums of one row, or of a few in attention, as fast as they read: tiles wait longer for
 // memory and for what was stored just before. Sums of float16 (TDPFP16PS) are made alike, of its
 // denormals too. Integer sums are exact.
-#if REGATTA_HAS_BF16_DOT && REGATTA_TILES
+#if REGATTA_HAS_TILES
 namespace regatta::cpu::REGATTA_ISA {
 namespace tiles {
 

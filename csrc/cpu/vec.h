@@ -1,8 +1,9 @@
 // clang-format off: the table below
 // The vector of floats that kernels are written over. Included by foreach_isa.h; the functions
-// below exist in each ISA namespace (vec_scalar.inl, vec_avx2.inl, vec_avx512.inl), always_inline.
+// below exist in each ISA namespace (vec_*.inl), always_inline.
 //
-//   struct Vec { static constexpr int kLanes; ... };      1 (scalar), 8 (avx2), 16 (avx512*)
+//   struct Vec { static constexpr int kLanes; ... };      1 (scalar), 4 (neon*), 8 (avx2),
+//                                                          16 (avx512*)
 //
 //   Vec zero();  Vec set1(float);                          all lanes
 //   Vec load(const T*);           T = float, bf16, fp16    kLanes values, any alignment, to float
@@ -11,7 +12,8 @@
 //   void store_n(T*, Vec, int n);                          the rest is not written
 //   void load_2k(const bf16*, Vec& even, Vec& odd);        2 * kLanes values, split by parity
 //                                                          (VNNI pairs: even and odd k of a column)
-//   a + b, a - b, a * b, a / b, max(a, b), min(a, b)
+//   a + b, a - b, a * b, a / b
+//   max(a, b), min(a, b)          b where either is a NaN
 //   fma(a, b, c) = a * b + c;  fnma(a, b, c) = c - a * b;  sqrt(a)
 //   exp(a)       2 ulp; below -87.3 gives 0, above 88.7 inf, NaN stays
 //   exp2_below0(a)  2^a for a <= 0, 1 ulp; exactly 1 at 0 and exactly 0 below -126, NaN stays
@@ -27,15 +29,20 @@
 //   int32_t store_int8(const Vec* a, int8_t*)   32 values to the nearest in [-127, 127], ties to
 //                                        even; returns their sum. What a NaN becomes is not said.
 //
-// avx512_bf16 has besides (guard with `#if REGATTA_HAS_BF16_DOT`):
-//   struct VecBf16 { __m512bh v; };                         32 values = 16 pairs
+// With REGATTA_HAS_BF16_DOT besides (avx512_bf16, neon_bf16):
+//   struct VecBf16 { ... v; };                              2 * kLanes values, kLanes pairs
 //   VecBf16 load_pairs(const bf16*);  VecBf16 set1_pair(const bf16*)   a pair to all lanes
-//   Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b)            acc + a1*b1 + a0*b0 per lane, as fma()
-//                                         would while FlushDenormals lives
+//   Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b)            acc + a1*b1 + a0*b0 per lane
+//   Vec round_bf16(Vec a)                                   the values as bf16 holds them
+//   void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count)
+//                                         a0 b0 a1 b1 ...; zero pairs up to a multiple of kLanes
+// Without REGATTA_HAS_CODE_TABLES, as the bits of kLanes pairs of bf16:
+//   Vec join_pairs(Vec low, Vec high)     of adjacent values: low's, then high's
+//   Vec zip_pairs(Vec a, Vec b)           a0 b0 a1 b1 ...
+// With REGATTA_HAS_SWAPPED_PAIRS (avx512_bf16), where dot_pairs() is as fma() would while
+// FlushDenormals lives:
 //   Vec swapped_pairs(Vec a)                                a1 a0 a3 a2 ... of bf16 values
 //   void split_pairs(Vec pairs, Vec& even, Vec& odd)        what load_2k() does to what it loads
-//   void interleave(bf16* out, const bf16* a, const bf16* b, int64_t count)
-//                                         a0 b0 a1 b1 ...; zero pairs up to a multiple of 16
 //
 // Codes of quantized cache rows (regatta/kv_format.h), in codes_*.inl; kv_rows.inl has them. `row`
 // is a row's first byte, i a multiple of kLanes, n in [0, kLanes]; nothing past the n codes is
@@ -47,7 +54,7 @@
 //   void store_codes(uint8_t*, Vec a, int bias, int n)   round to nearest even + bias, a byte each
 // `bf16`, `fp16`, to_float, from_float (one value) are in regatta/types.h.
 //
-// To add a function: add it to the three .inl files, and to this list.
+// To add a function: add it to each vec_*.inl or codes_*.inl, and to this list.
 // clang-format on
 #pragma once
 

@@ -199,6 +199,7 @@ REGATTA_INLINE VecBf16 set1_pair(const bf16* p) {
 REGATTA_INLINE Vec dot_pairs(Vec acc, VecBf16 a, VecBf16 b) {
   return {_mm512_dpbf16_ps(acc.v, a.v, b.v)};
 }
+REGATTA_INLINE Vec round_bf16(Vec a) { return {widen_bf16(narrow_bf16(a.v))}; }
 // 16 values rounded to bf16, those of a pair swapped; and eight such pairs as they are stored.
 REGATTA_INLINE Vec swapped_pairs(Vec a) {
   return {_mm512_permute_ps(widen_bf16(narrow_bf16(a.v)), 0xb1)};

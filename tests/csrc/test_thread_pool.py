@@ -16,7 +16,8 @@ from tests.support.paths import ROOT
 from tests.support.sanitizers import environment, last_isa_alone
 
 POOL_TEST = ROOT / "tests" / "native" / "thread_pool_test.cc"
-POOL_SOURCES = ("thread_pool", "dispatch", "cpu_info", "activate", "norm")
+POOL_SOURCES = ("thread_pool", "dispatch", "features_x86", "features_arm", "cpu_info", "activate")
+POOL_SOURCES += ("norm",)
 
 
 def compile_pool_test(target: Path, sanitizers: Sequence[str]) -> Path:

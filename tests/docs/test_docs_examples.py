@@ -254,7 +254,8 @@ def test_an_operator_is_a_header_a_kernel_and_a_registration(tmp_path: Path) -> 
     folders = [own / "include", own / "cpu", csrc, csrc / "include", csrc / "cpu", csrc / "paddle"]
     flags = [*build.CXX_FLAGS, "-O1", *(f"-I{folder}" for folder in folders)]
     flags += [f"-isystem{headers}", f"-isystem{headers / 'third_party'}"]
-    shared = [csrc / "cpu" / f"{name}.cc" for name in ("dispatch", "thread_pool", "cpu_info")]
+    names = ("dispatch", "features_x86", "features_arm", "thread_pool", "cpu_info")
+    shared = [csrc / "cpu" / f"{name}.cc" for name in names]
     sources = [own / "cpu" / "relu_squared.cc", own / "paddle" / "relu_squared.cc", *shared]
     objects = [str(tmp_path / f"{number}.o") for number in range(len(sources))]
     for source, made in zip(sources, objects, strict=True):

@@ -1,4 +1,4 @@
-// See relu_squared.cc. Compiled once per instruction set: Vec has 1, 8 or 16 lanes.
+// See relu_squared.cc. Compiled once per instruction set: Vec has 1, 4, 8 or 16 lanes.
 #include "rows.inl"
 
 namespace regatta::cpu::REGATTA_ISA {
