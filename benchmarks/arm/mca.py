@@ -108,6 +108,19 @@ def kernels() -> list[Kernel]:
         *codes("neon_bf16", "usdot", 1),
         *(
             Kernel(
+                f"{bits}-bit codes in eights, int8 rows",
+                "neon_bf16",
+                6,
+                "gemm_a8w8",
+                f"int8::multiply_quads<{bits}, false, false, 6>",
+                "usmmla",
+                16 * bits / 8,
+                2,
+            )
+            for bits in (8, 4)
+        ),
+        *(
+            Kernel(
                 f"{name}, bfloat16 rows",
                 "neon_bf16",
                 3,

@@ -303,6 +303,14 @@ void run(const PanelJob& job) {
   if (!kBlockScales) scale_rows(job);
 }
 
+}  // namespace int8
+}  // namespace regatta::cpu::REGATTA_ISA
+
+#include "gemm_int8_quads.inl"
+
+namespace regatta::cpu::REGATTA_ISA {
+namespace int8 {
+
 template <int kBits, bool kBlockScales>
 inline const GemmKernels* int8_kernels(bool zeros) {
   constexpr RowFormat kFormat = kBlockScales ? RowFormat::kInt8Blocks : RowFormat::kInt8Rows;
@@ -310,12 +318,28 @@ inline const GemmKernels* int8_kernels(bool zeros) {
   constexpr int kMaxOfTwo = kBlockScales ? kMaxBlockRowsOfTwo : kMaxRowRowsOfTwo;
   static constexpr GemmKernels kSymmetric = {kFormat, kMaxRows, kMaxOfTwo,
                                              run<kBits, false, kBlockScales>};
+#if REGATTA_HAS_QUADS
+  // A tile of fours, or fewer rows, by fours.
+  const auto of_many = [](auto kernel, const GemmKernels& few) {
+    return GemmKernels{few.row_format, kQuadRows,        kMaxRows, kernel,
+                       few.block_rows, few.cached_bytes, &few};
+  };
+  static const GemmKernels kSymmetricMany =
+      of_many(run_quads<kBits, false, kBlockScales>, kSymmetric);
+#else
+  constexpr const GemmKernels& kSymmetricMany = kSymmetric;
+#endif
   if constexpr (kBlockScales) {
     static constexpr GemmKernels kWithZeros = {kFormat, kMaxRows, kMaxOfTwo,
                                                run<kBits, true, kBlockScales>};
-    return zeros ? &kWithZeros : &kSymmetric;
+#if REGATTA_HAS_QUADS
+    static const GemmKernels kZerosMany = of_many(run_quads<kBits, true, kBlockScales>, kWithZeros);
+#else
+    constexpr const GemmKernels& kZerosMany = kWithZeros;
+#endif
+    return zeros ? &kZerosMany : &kSymmetricMany;
   }
-  return zeros ? nullptr : &kSymmetric;
+  return zeros ? nullptr : &kSymmetricMany;
 }
 
 #if REGATTA_HAS_TILES

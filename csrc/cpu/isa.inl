@@ -8,7 +8,9 @@
 //   REGATTA_DOT_INL      dot products of bytes (dot_int8.inl)
 //   REGATTA_HAS_...      what else it has, 1 or 0:
 //     BF16_DOT        sums of products of pairs of bfloat16 in one instruction (vdpbf16ps, BFDOT)
-//     QUADS           products of 2 x 4 and 4 x 2 values of bfloat16 in one instruction (BFMMLA)
+//     QUADS           products of 2 x 4 and 4 x 2 values of bfloat16 (BFMMLA), and of 2 x 8 and 8 x
+//     2
+//                     bytes (USMMLA), in one instruction
 //     SWAPPED_PAIRS   multiply-adds of float that give the same sums, where pairs are slow
 //     CODE_TABLES     tables that make pairs of codes of cache rows (codes_pairs.inl)
 //     TILES           kernels of tiles (tiles.inl), chosen by running_isa()

@@ -4,8 +4,6 @@
 // is no set: its vectors can be members of Vec only where the command line fixes their length.
 #ifndef REGATTA_COMPILE_ISAS
 
-#define REGATTA_TILES 0
-
 // neon is what every aarch64 CPU has. neon_dot multiplies int8 by SDOT, neon_bf16 bfloat16 by BFDOT
 // and int8 by USDOT. FEAT_FP16 is in no row: sums are of float, and conversions need it not.
 #define REGATTA_ISAS(ROW, ...)                                                          \
