@@ -20,7 +20,7 @@ from predict.request import RequestOutput
 from tests.support import runtime_library as library
 from tests.support import text_library
 from tests.support.cmake_packages import run
-from tests.support.golden import config, golden
+from tests.support.golden import config, golden, runs
 from tests.support.paths import DEMO
 
 pytestmark = [
@@ -115,7 +115,7 @@ def check_answer(line: str, wanted: RequestOutput, stops: bool) -> None:
         assert own[0][0] == wanted.token_ids[index]
         for token, logprob, rank in own:
             assert rank == entry[token].rank
-            assert logprob == pytest.approx(entry[token].logprob, abs=2e-6)
+            assert logprob == pytest.approx(entry[token].logprob, abs=1e-5)
 
 
 def check_answers(
@@ -150,7 +150,7 @@ def check_answers(
     numbers = stats.num_preemptions, stats.num_prefix_hit_tokens, stats.num_steps
     assert counts == "{} preemptions {} hits {} steps".format(*numbers)
     assert stats.num_preemptions > 0
-    assert stats.num_prefix_hit_tokens > 0
+    assert stats.num_prefix_hit_tokens > 0 or llm.spec.prefix
 
 
 def test_answers_of_the_demo_model_are_pythons(program: Path, tmp_path: Path) -> None:
@@ -176,16 +176,19 @@ def test_answers_of_the_demo_model_are_pythons(program: Path, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SLOW)
 def test_answers_of_families_are_pythons(case: str, program: Path, tmp_path: Path) -> None:
-    own = config(
-        case,
-        max_length=MAX_LENGTH,
-        batch_size=16,
-        num_cache_blocks=20,
-        max_num_batched_tokens=MAX_LENGTH,
-        attention="append",
-        inference_model=True,
-        block_size=16,
-    )
-    export_runtime(own, tmp_path / "folder")
-    prompts = [prompt * 4 for prompt in golden(case)["prompts"]]
-    check_answers(program, LLM(own), tmp_path / "folder", prompts, stops=False)
+    for max_length, which in runs(case):
+        own = config(
+            case,
+            max_length=max_length,
+            batch_size=16,
+            num_cache_blocks=-(-max_length // 16) + 6,
+            max_num_batched_tokens=max_length,
+            attention="append",
+            inference_model=True,
+            block_size=16,
+        )
+        folder = tmp_path / f"{max_length}" / "folder"
+        export_runtime(own, folder)
+        prompts = [prompt[: max_length - 60] for prompt in golden(case)["prompts"][which]]
+        prompts += [[*prompt, *prompt[:5]] for prompt in prompts]
+        check_answers(program, LLM(own), folder, prompts, stops=False)
