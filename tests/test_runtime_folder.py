@@ -87,14 +87,6 @@ def test_codes_of_weights_and_caches_give_static_modes_bits(
     check_static_bits(case, tmp_path, **changes)
 
 
-def test_copies_of_blocks_hold_what_the_blocks_held(tmp_path: Path) -> None:
-    own = settings("llama_gqa", 160, cachekv_int8_type="dynamic")
-    export_runtime(own, tmp_path / "folder")
-    steps = steps_of(LLM(own), golden("llama_gqa")["prompts"], 3)
-    moved = steps[-1].elsewhere(NUM_BLOCKS // 2, own.cache.block_size)
-    check_bits(program("runtime_steps"), tmp_path / "folder", [*steps, moved], NUM_BLOCKS)
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "folder"

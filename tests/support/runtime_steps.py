@@ -19,29 +19,19 @@ from predict.nn.inputs import RowKind, StepInputs
 class Step(NamedTuple):
     """A step: its inputs, without places, and the logits [L, V] that it gave.
 
-    prompts: of its requests, where their places follow from these. copies: of cache blocks ahead.
+    prompts: of its requests, where their places follow from these.
     """
 
     inputs: StepInputs
     prompts: Sequence[Sequence[int]]
     logits: npt.NDArray[np.float32]
-    copies: Sequence[tuple[int, int]] = ()
-
-    def elsewhere(self, moved: int, block_size: int) -> Step:
-        """The step over copies of its blocks, so many blocks behind."""
-        of = self.inputs
-        tables = np.where(of.block_tables < 0, -1, of.block_tables + moved)
-        blocks = sorted({int(block) for block in of.block_tables.flat if block >= 0})
-        slots = of.slot_mapping + moved * block_size
-        inputs = of._replace(block_tables=tables, slot_mapping=slots)
-        return self._replace(inputs=inputs, copies=[(each, each + moved) for each in blocks])
 
     def data(self) -> bytes:
         """The step as tests/native/runtime_steps.cc reads it."""
         of = self.inputs
         sizes = (len(of.token_ids), len(of.context_lens), of.block_tables.shape[1])
-        counts = (len(of.logit_indices), len(self.copies), bool(self.prompts))
-        parts: list[Any] = [(*sizes, *counts), *of[:8], *self.copies]
+        counts = (len(of.logit_indices), bool(self.prompts))
+        parts: list[Any] = [(*sizes, *counts), *of[:8]]
         parts += [(len(prompt), *prompt) for prompt in self.prompts]
         return b"".join(np.asarray(part, np.int32).tobytes() for part in parts)
 
