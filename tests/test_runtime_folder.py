@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from predict import LLM
 from predict.errors import UserError
 from predict.loading.arrays import Computed, TensorInfo
 from predict.loading.safetensors_reader import read_header
-from tests.support.golden import CASES, config, golden, runs
+from tests.support.golden import CASES, GOLDEN, config, golden, runs
 from tests.support.paths import DEMO
 from tests.support.runtime_programs import program
 from tests.support.runtime_steps import check_bits, steps_of
@@ -120,6 +121,44 @@ def test_digests_are_those_of_the_files_and_of_the_description(demo: Path) -> No
     for name, said in files.items():
         data = (demo / name).read_bytes()
         assert said == {"num_bytes": len(data), "sha256": [hashlib.sha256(data).hexdigest()]}
+
+
+def test_a_tokenizer_goes_along_or_it_is_said_why_not(
+    demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert described(demo)["text"] == {"file": runtime_folder.TEXT_FILE}
+    assert described(demo)["stop_ids"] == [1]  # the tokenizer's
+    model = Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=os.symlink))
+    values = json.loads((DEMO / "tokenizer.json").read_text())
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").write_text(json.dumps(values | {"normalizer": {"type": "NFKC"}}))
+    export_runtime(settings(str(model), 256), tmp_path / "made")
+    assert "normalizer NFKC" in described(tmp_path / "made")["text"]["why"]
+    assert "runs on token ids alone" in caplog.text
+    (model / "tokenizer.json").unlink()
+    export_runtime(settings(str(model), 256), tmp_path / "none")
+    assert described(tmp_path / "none")["text"] == {"why": "the checkpoint has no tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("says", "sampling"),
+    [
+        (None, {}),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "max_new_tokens": 9},
+            {"temperature": 0.6, "top_k": 20, "max_new_tokens": 9},
+        ),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+    ],
+)
+def test_what_the_model_recommends_goes_along(
+    says: dict[str, Any] | None, sampling: dict[str, Any], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model"))
+    if says is not None:
+        (model / "generation_config.json").write_text(json.dumps(says))
+    export_runtime(settings(str(model), 128), tmp_path / "made")
+    assert described(tmp_path / "made")["sampling"] == sampling
 
 
 def test_the_same_model_gives_the_same_bytes_and_replaces_what_it_wrote(
@@ -230,11 +269,11 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "a tensor of another shape": (
         lambda v: first(v, 1)["weights"].reverse(),
-        "norm is",
+        "regatta.json: layers[0]: norm has shape",
     ),
     "a product's tensor of another": (
-        lambda v: first(v, 1)["weights"].__setitem__(1, first(v, 1)["weights"][2]),
-        "gate_up:",
+        lambda v: first(v, 1)["weights"].append(first(v, 1)["weights"].pop(1)),
+        "layers[0]: gate_up: ",
     ),
     "a tensor too many": (
         lambda v: first(v, 1)["weights"].append(first(v, 1)["weights"][0]),
@@ -246,9 +285,9 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "heads of another number": (
         lambda v: v["records"].__setitem__(
-            0, v["records"][0].replace("num_heads=4", "num_heads=8")
+            0, v["records"][0].replace(" num_heads=", " num_heads=2")
         ),
-        "qkv:",
+        "layers[0]: qkv: ",
     ),
     "a number beyond all": (
         lambda v: v["records"].__setitem__(
@@ -259,6 +298,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "a cache of another shape": (
         lambda v: v["layers"][0]["cache"][0]["shape"].__setitem__(1, 77),
         "key_cache has shape",
+    ),
+    "a cache that nothing reads": (
+        lambda v: v["layers"].append({"blocks": [], "cache": v["layers"][0]["cache"]}),
+        "tensors more than the blocks need",
     ),
     "a block size of another": (lambda v: v.update(block_size=16), "cache[0].shape"),
     "a vocabulary beyond the table": (
@@ -330,7 +373,7 @@ HEADERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda d: with_header(d, lambda h: h[NORM]["data_offsets"].reverse()),
         "lies in bytes",
     ),
-    "a byte too many": (lambda d: d + b"x", "bytes"),
+    "a byte too many": (lambda d: d + b"x", "its tensors end at byte"),
     "the end is cut": (lambda d: d[:-64], "ends at"),
 }
 

@@ -7,7 +7,6 @@
 
 #include "cpu/thread_pool.h"
 #include "model/around.h"
-#include "regatta/copy_blocks.h"
 
 namespace regatta::model {
 namespace {
@@ -91,7 +90,7 @@ Status CpuNetwork::make(Folder folder, int64_t num_blocks, std::unique_ptr<Netwo
   made->ahead_ = made->part(0, last);
   made->last_ = made->part(last, layers.size());
   if (const Status status = made->check_records(); !status.ok()) {
-    return Status::error(made->folder_.path + ": " + status.message());
+    return Status::error(made->folder_.path + "/" + kFolderFile + ": " + status.message());
   }
   *network = std::move(made);
   return {};
@@ -141,15 +140,20 @@ Status CpuNetwork::check_records() const {
   REGATTA_RETURN_IF_ERROR(check_around(folder_));
   TensorView hidden;
   hidden.dtype = facts_.dtype, hidden.rank = 2, hidden.shape[1] = folder_.hidden_size;
-  for (const Part* part : {&ahead_, &last_}) {
-    if (part->order.empty()) continue;
+  for (size_t layer = 0; layer < folder_.layers.size(); ++layer) {
+    const Part own = part(layer, layer + 1);
     runtime::Blocks made(hidden, /*on_cpu=*/true, /*checks_products=*/true);
-    REGATTA_RETURN_IF_ERROR(made.take(folder_.records, part->order, part->weights, part->caches));
-    if (made.has_states() || made.has_adapters()) {
-      return Status::error(
+    Status status = made.take(folder_.records, own.order, own.weights, own.caches);
+    if (status.ok() && (made.has_states() || made.has_adapters())) {
+      status = Status::error(
           "blocks have states or adapters of requests, which this library does not run yet");
     }
+    if (!status.ok()) {
+      return Status::error("layers[" + std::to_string(layer) + "]: " + status.message());
+    }
   }
+  runtime::Blocks all(hidden, /*on_cpu=*/true);
+  REGATTA_RETURN_IF_ERROR(all.take(folder_.records, all_.order, all_.weights, all_.caches));
   // Whether what is behind the last cache may leave rows alone.
   runtime::Blocks last(hidden, /*on_cpu=*/true);
   REGATTA_RETURN_IF_ERROR(last.take(folder_.records, last_.order, last_.weights, last_.caches));
@@ -216,27 +220,6 @@ Status CpuNetwork::run(const StepRows& rows, float* logits) {
     REGATTA_RETURN_IF_ERROR(run_part(last_, step, &hidden));
   }
   return rows.row_kind() == RowKind::kNone ? Status() : head_logits(folder_, hidden, logits);
-}
-
-Status CpuNetwork::copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& copies) {
-  std::vector<int32_t> pairs;
-  for (const auto& [from, to] : copies) {
-    pairs.push_back(from);
-    pairs.push_back(to);
-  }
-  REGATTA_RETURN_IF_ERROR(check_all_below("copies", pairs, facts_.num_blocks));
-  std::vector<void*> caches;
-  std::vector<int64_t> bytes;
-  for (size_t i = 0; i < caches_.size(); ++i) {
-    if (folder_.caches[i].is_given) continue;
-    caches.push_back(const_cast<void*>(caches_[i].data));
-    bytes.push_back(bytes_of(caches_[i]) / facts_.num_blocks);
-  }
-  CopyBlocksParams p;
-  p.caches = caches.data(), p.block_bytes = bytes.data(), p.copies = pairs.data();
-  p.num_caches = static_cast<int64_t>(caches.size());
-  p.num_copies = static_cast<int64_t>(copies.size());
-  return cpu::copy_blocks(p);
 }
 
 }  // namespace regatta::model

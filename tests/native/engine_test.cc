@@ -68,7 +68,6 @@ class HashNetwork final : public model::Network {
     }
     return {};
   }
-  Status copy_blocks(const std::vector<std::pair<int32_t, int32_t>>&) override { return {}; }
 
  private:
   void write(const model::StepRows& rows, int64_t span, int32_t at, float* logits) const {

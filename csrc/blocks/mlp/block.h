@@ -21,6 +21,6 @@ namespace cpu {
 Status mlp_block(const MlpBlockParams& params);
 // As smaller operators.
 Status mlp_sequence(const MlpBlockParams& params);
-}
+}  // namespace cpu
 
 }  // namespace regatta
