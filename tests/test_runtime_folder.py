@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from predict import LLM
 from predict.errors import UserError
 from predict.loading.arrays import Computed, TensorInfo
 from predict.loading.safetensors_reader import read_header
-from tests.support.golden import CASES, config, golden, runs
+from tests.support.golden import CASES, GOLDEN, config, golden, runs
 from tests.support.paths import DEMO
 from tests.support.runtime_programs import program
 from tests.support.runtime_steps import check_bits, steps_of
@@ -120,6 +121,44 @@ def test_digests_are_those_of_the_files_and_of_the_description(demo: Path) -> No
     for name, said in files.items():
         data = (demo / name).read_bytes()
         assert said == {"num_bytes": len(data), "sha256": [hashlib.sha256(data).hexdigest()]}
+
+
+def test_a_tokenizer_goes_along_or_it_is_said_why_not(
+    demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert described(demo)["text"] == {"file": runtime_folder.TEXT_FILE}
+    assert described(demo)["stop_ids"] == [1]  # the tokenizer's
+    model = Path(shutil.copytree(DEMO, tmp_path / "model", copy_function=os.symlink))
+    values = json.loads((DEMO / "tokenizer.json").read_text())
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").write_text(json.dumps(values | {"normalizer": {"type": "NFKC"}}))
+    export_runtime(settings(str(model), 256), tmp_path / "made")
+    assert "normalizer NFKC" in described(tmp_path / "made")["text"]["why"]
+    assert "runs on token ids alone" in caplog.text
+    (model / "tokenizer.json").unlink()
+    export_runtime(settings(str(model), 256), tmp_path / "none")
+    assert described(tmp_path / "none")["text"] == {"why": "the checkpoint has no tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("says", "sampling"),
+    [
+        (None, {}),
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "max_new_tokens": 9},
+            {"temperature": 0.6, "top_k": 20, "max_new_tokens": 9},
+        ),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+    ],
+)
+def test_what_the_model_recommends_goes_along(
+    says: dict[str, Any] | None, sampling: dict[str, Any], tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(GOLDEN / "llama_gqa", tmp_path / "model"))
+    if says is not None:
+        (model / "generation_config.json").write_text(json.dumps(says))
+    export_runtime(settings(str(model), 128), tmp_path / "made")
+    assert described(tmp_path / "made")["sampling"] == sampling
 
 
 def test_the_same_model_gives_the_same_bytes_and_replaces_what_it_wrote(

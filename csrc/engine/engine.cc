@@ -64,7 +64,6 @@ class EngineOfNetwork final : public Engine {
   bool is_on_callback() const { return is_stepping_ && thread_id_ == std::this_thread::get_id(); }
   bool step_unlocked(Lock* lock);
   void step_until_closed();
-  void take_in();
 
   const std::unique_ptr<model::Network> network_;
   const std::shared_ptr<const Text> text_;
@@ -205,15 +204,18 @@ bool EngineOfNetwork::step_unlocked(Lock* lock) {
   thread_id_ = std::this_thread::get_id();
   const bool closes = is_closing_;
   std::string broken = broken_;
+  std::vector<std::unique_ptr<Sequence>> submitted;
+  std::vector<int64_t> cancelled;
+  submitted.swap(submitted_);
+  cancelled.swap(cancelled_);
   lock->unlock();
-  take_in();
   bool ran = false;
-  if (!closes && broken.empty()) {
-    try {
-      ran = stepper_.step();
-    } catch (const std::exception& error) {
-      broken = std::string("the engine cannot go on: ") + error.what();
-    }
+  try {
+    for (std::unique_ptr<Sequence>& sequence : submitted) stepper_.add(std::move(sequence));
+    for (const int64_t id : cancelled) stepper_.cancel(id);
+    if (!closes && broken.empty()) ran = stepper_.step();
+  } catch (const std::exception& error) {
+    broken = std::string("the engine cannot go on: ") + error.what();
   }
   if (closes) {
     stepper_.end_all(FinishReason::kAbort, "");
@@ -235,18 +237,6 @@ bool EngineOfNetwork::step_unlocked(Lock* lock) {
   is_stepping_ = false;
   changed_.notify_all();
   return ran || !news.empty();
-}
-
-void EngineOfNetwork::take_in() {
-  std::vector<std::unique_ptr<Sequence>> submitted;
-  std::vector<int64_t> cancelled;
-  {
-    const Lock lock(mutex_);
-    submitted.swap(submitted_);
-    cancelled.swap(cancelled_);
-  }
-  for (std::unique_ptr<Sequence>& sequence : submitted) stepper_.add(std::move(sequence));
-  for (const int64_t id : cancelled) stepper_.cancel(id);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ Status find_special_stops(const Text& text, Request* request, AnswerText::Hidden
       if (!own.empty() || mark.empty() || stop.find(mark) == std::string::npos) continue;
       if (ids.size() > 1) {
         hidden->emplace(id, mark);
-      } else {
+      } else if (mark == stop) {
         request->stop_ids.push_back(id);
       }
     }

@@ -7,7 +7,6 @@
 
 #include "cpu/thread_pool.h"
 #include "model/around.h"
-#include "regatta/copy_blocks.h"
 
 namespace regatta::model {
 namespace {
@@ -221,27 +220,6 @@ Status CpuNetwork::run(const StepRows& rows, float* logits) {
     REGATTA_RETURN_IF_ERROR(run_part(last_, step, &hidden));
   }
   return rows.row_kind() == RowKind::kNone ? Status() : head_logits(folder_, hidden, logits);
-}
-
-Status CpuNetwork::copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& copies) {
-  std::vector<int32_t> pairs;
-  for (const auto& [from, to] : copies) {
-    pairs.push_back(from);
-    pairs.push_back(to);
-  }
-  REGATTA_RETURN_IF_ERROR(check_all_below("copies", pairs, facts_.num_blocks));
-  std::vector<void*> caches;
-  std::vector<int64_t> bytes;
-  for (size_t i = 0; i < caches_.size(); ++i) {
-    if (folder_.caches[i].is_given) continue;
-    caches.push_back(const_cast<void*>(caches_[i].data));
-    bytes.push_back(bytes_of(caches_[i]) / facts_.num_blocks);
-  }
-  CopyBlocksParams p;
-  p.caches = caches.data(), p.block_bytes = bytes.data(), p.copies = pairs.data();
-  p.num_caches = static_cast<int64_t>(caches.size());
-  p.num_copies = static_cast<int64_t>(copies.size());
-  return cpu::copy_blocks(p);
 }
 
 }  // namespace regatta::model

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "model/folder.h"
@@ -20,7 +19,6 @@ class CpuNetwork final : public Network {
   ~CpuNetwork() override;
 
   Status run(const StepRows& rows, float* logits) override;
-  Status copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& copies) override;
 
  private:
   // Layers that share a call.

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "regatta/types.h"
@@ -115,7 +114,7 @@ struct NetworkFacts {
   Positions positions;
 };
 
-// A network over its own caches. One thread at a time calls run() and copy_blocks().
+// A network over its own caches. One thread at a time calls run().
 class Network {
  public:
   virtual ~Network() = default;
@@ -126,9 +125,6 @@ class Network {
   // RowKind is kNone, which computes none. What is out of range, token ids first of all, is an
   // error, and nothing was written.
   virtual Status run(const StepRows& rows, float* logits) = 0;
-
-  // Copies blocks of all layers ahead of the next step: from, to; no block is both.
-  virtual Status copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& copies) = 0;
 
  protected:
   NetworkFacts facts_;

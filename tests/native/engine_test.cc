@@ -27,7 +27,7 @@ namespace regatta::engine {
 namespace {
 
 constexpr int64_t kVocab = 61;
-constexpr int32_t kStop = 0, kBroken = 59, kNoNumber = 60;  // ids: a step with kBroken fails
+constexpr int32_t kStop = 0, kThrows = 58, kBroken = 59, kNoNumber = 60;  // ids
 constexpr int64_t kBlockSize = 4;
 using Dice = std::mt19937_64;
 
@@ -52,6 +52,7 @@ class HashNetwork final : public model::Network {
   Status run(const model::StepRows& rows, float* logits) override {
     for (int64_t i = 0; i < rows.token_ids.size; ++i) {
       if (rows.token_ids[i] == kBroken) return Status::error("token 59 breaks a step");
+      if (rows.token_ids[i] == kThrows) throw std::bad_alloc();
     }
     for (int64_t i = 0; i < rows.token_ids.size; ++i) {
       slots_[rows.slot_mapping[i]] =
@@ -67,7 +68,6 @@ class HashNetwork final : public model::Network {
     }
     return {};
   }
-  Status copy_blocks(const std::vector<std::pair<int32_t, int32_t>>&) override { return {}; }
 
  private:
   void write(const model::StepRows& rows, int64_t span, int32_t at, float* logits) const {
@@ -82,7 +82,7 @@ class HashNetwork final : public model::Network {
     }
     for (int64_t v = 0; v < kVocab; ++v) {
       logits[v] = float(mixed(hash, v) % 1000) / 150.0f;
-      if (v >= kBroken) logits[v] -= 50.0f;
+      if (v >= kThrows) logits[v] -= 50.0f;
     }
     if (has_no_number) logits[3] = std::numeric_limits<float>::quiet_NaN();
   }
@@ -302,6 +302,27 @@ void test_close_ends_requests_in_flight() {
   CHECK(engine->counters().num_used_blocks == 0 && !engine->step(&ran).ok());
 }
 
+void test_all_end_where_memory_ends() {
+  EngineOptions options;
+  options.batch_size = 2;
+  const auto engine = made(30, options);
+  std::vector<Answer> answers(4);
+  for (size_t i = 0; i < answers.size(); ++i) {
+    Request request;
+    request.ids = {1, i == 1 ? kThrows : 2};
+    submitted(*engine, request, [&answers, i](const Update& update) { answers[i].add(update); });
+  }
+  step_to_the_end(*engine);
+  for (const Answer& answer : answers) {
+    CHECK(answer.error.find("the engine cannot go on: ") == 0);
+  }
+  Request request;
+  request.ids = {1};
+  int64_t id;
+  CHECK(engine->submit(request, {}, &id).message().find("the engine cannot go on: ") == 0);
+  CHECK(engine->counters().num_used_blocks == 0 && engine->close().ok());
+}
+
 void test_another_thread_cannot_step_meanwhile() {
   const auto engine = made(30, {});
   Request request;
@@ -423,6 +444,7 @@ int main(int argc, char** argv) {
     test_random_rounds(std::strtoull(argv[1], nullptr, 10), std::atoi(argv[2]));
     std::printf("random requests: ok\n");
     test_close_ends_requests_in_flight();
+    test_all_end_where_memory_ends();
     test_another_thread_cannot_step_meanwhile();
     test_wrong_requests_are_refused();
     std::printf("doors: ok\n");

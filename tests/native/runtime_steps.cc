@@ -2,11 +2,11 @@
 //
 //   runtime_steps FOLDER NUM_BLOCKS IN OUT
 //
-// IN: int32 after int32. A step: T, B, M, L, the number of copies, whether prompts come with it;
-// token_ids [T], positions [T], slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B],
-// block_tables [B, M], logit_indices [L], max_lens [5], two of each copy, of each prompt its length
-// and its tokens. OUT: float32 [L, V] of each step. Prints what is wrong, or how long it took from
-// the start to an open folder and to the first logits.
+// IN: int32 after int32. A step: T, B, M, L, whether prompts come with it; token_ids [T], positions
+// [T], slot_mapping [T], cu_seqlens_q [B + 1], context_lens [B], block_tables [B, M], logit_indices
+// [L], max_lens [5], of each prompt its length and its tokens. OUT: float32 [L, V] of each step.
+// Prints what is wrong, or how long it took from the start to an open folder and to the first
+// logits.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -70,25 +70,17 @@ int main(int argc, char** argv) {
   std::vector<float> logits;
   while (in.left()) {
     const int32_t tokens = in.next(), seqs = in.next(), blocks = in.next(), rows = in.next();
-    const int32_t num_copies = in.next(), has_places = in.next();
+    const int32_t has_places = in.next();
     regatta::model::StepRows step;
     step.token_ids = in.next(tokens), step.positions = in.next(tokens);
     step.slot_mapping = in.next(tokens), step.cu_seqlens_q = in.next(seqs + 1);
     step.context_lens = in.next(seqs), step.block_tables = in.next(seqs * blocks);
     step.logit_indices = in.next(rows), step.max_blocks = blocks;
     for (int32_t& len : step.max_lens) len = in.next();
-    std::vector<std::pair<int32_t, int32_t>> copies;
-    for (int32_t i = 0; i < num_copies; ++i) {
-      const int32_t from = in.next();
-      copies.emplace_back(from, in.next());
-    }
     std::vector<regatta::model::Places> places;
     for (int32_t i = 0; has_places && i < seqs; ++i) {
       const int32_t length = in.next();
       places.push_back(network->facts().positions.of(in.next(length)));
-    }
-    if (!copies.empty()) {
-      if (const Status status = network->copy_blocks(copies); !status.ok()) return fail(status);
     }
     regatta::model::PlacedRows placed;
     const regatta::model::StepRows& ready =

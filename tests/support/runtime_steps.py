@@ -27,10 +27,11 @@ class Step(NamedTuple):
     logits: npt.NDArray[np.float32]
 
     def data(self) -> bytes:
-        """The step as tests/csrc/runtime_steps.cc reads it."""
+        """The step as tests/native/runtime_steps.cc reads it."""
         of = self.inputs
         sizes = (len(of.token_ids), len(of.context_lens), of.block_tables.shape[1])
-        parts: list[Any] = [(*sizes, len(of.logit_indices), 0, bool(self.prompts)), *of[:8]]
+        counts = (len(of.logit_indices), bool(self.prompts))
+        parts: list[Any] = [(*sizes, *counts), *of[:8]]
         parts += [(len(prompt), *prompt) for prompt in self.prompts]
         return b"".join(np.asarray(part, np.int32).tobytes() for part in parts)
 
