@@ -50,10 +50,13 @@ BUCKET = 64  # tokens of the smallest graphs, and more
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
-def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
+def with_eyes(
+    config: EngineConfig, spec: DecoderSpec, on_gpu: bool, reads_text: bool = False
+) -> DecoderSpec:
     """The network, without its tower where no pictures are wanted, or an export has none.
 
-    A program with a tower takes the fields of pictures, wanted or not. Raises UserError for what
+    A program with a tower takes the fields of pictures, wanted or not. reads_text: text alone is
+    what it is for. Raises UserError for what
     pictures do not go with yet; where the flags say nothing of pictures, some kinds run with text
     alone.
     """
@@ -63,7 +66,7 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
     if is_static and not has_tower(config.model.model_name_or_path):
         check_blind(config, spec)
         return replace(spec, vision=None)
-    if is_blind:
+    if is_blind or reads_text:
         return spec if is_static else replace(spec, vision=None)
     method, token = config.speculation.speculate_method, spec.vision.placeholder.token
     refused = {
