@@ -33,7 +33,7 @@ from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.rope import num_tables, rope_table
 from predict.nn.spec import DecoderSpec
-from predict.nn.tower import Encoder, tables_of, with_images, with_room
+from predict.nn.tower import KEPT_PATCHES, Encoder, tables_of, with_images, with_room
 from predict.nn.vision import MAX_SPANS, VisionSpec
 from predict.ranks.front import Ranks
 from predict.ranks.pictures import RankPictures, encode_over
@@ -308,7 +308,8 @@ class Sight:
             return 0
         inner = max(block.costs.inner_size for block in spec.blocks())
         values = 12 * spec.hidden_size + 3 * inner + spec.patch_values
-        return self._pass_patches(spec) * values * DTYPE_BYTES[self.config.model.dtype]
+        kept = KEPT_PATCHES * spec.hidden_size if spec.learned is not None else 0
+        return (self._pass_patches(spec) * values + kept) * DTYPE_BYTES[self.config.model.dtype]
 
     def read(
         self,

@@ -7,7 +7,7 @@ windows) are its inputs; all of their sizes vary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from predict.nn.blocks import CachingBlock
 from predict.nn.inputs import FIELDS, LayerCache, StepInputs, fields_with, input_specs
 from predict.nn.tower import (
     First,
+    KeptPositions,
     PassInputs,
     Tower,
     head_dim_of,
@@ -195,6 +196,7 @@ class TowerProgram:
     spec: VisionSpec
     program: Any  # load_program's
     learned: npt.NDArray[np.float32] | None
+    positions: KeptPositions = field(default_factory=KeptPositions)
 
     @property
     def width(self) -> int:
