@@ -6,7 +6,8 @@ windows) are its inputs; all of their sizes vary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.device.cuda import left_queued
 from predict.errors import UserError
 from predict.loading.manifest import EXPORT, Manifest
 from predict.loading.parameter_file import check_parameters
@@ -196,6 +198,7 @@ class TowerProgram:
     spec: VisionSpec
     program: Any  # load_program's
     learned: npt.NDArray[np.float32] | None
+    context: Callable[[], AbstractContextManager[None]] = nullcontext  # of each run
     positions: KeptPositions = field(default_factory=KeptPositions)
 
     @property
@@ -221,7 +224,8 @@ class TowerProgram:
         """See Encoder: it stops ahead of the layers, which then run in one call."""
         given, cache = pass_inputs(self, first, grids, dtype, place)
         yield
-        rows += self.program.run(_listed(self.spec, is_compiled(ops), given, cache))
+        with self.context():
+            rows += self.program.run(_listed(self.spec, is_compiled(ops), given, cache))
 
 
 def load_tower(folder: Path, stem: str, spec: VisionSpec, device: Device) -> TowerProgram:
@@ -233,4 +237,5 @@ def load_tower(folder: Path, stem: str, spec: VisionSpec, device: Device) -> Tow
         if stored is None or tuple(stored.shape) != (*shape, spec.hidden_size):
             raise UserError(f"{path} holds no positions learned {shape}; {EXPORT}")
         learned = np.asarray(stored.read(), np.float32)
-    return TowerProgram(spec, load_program(folder, stem, device), learned)
+    context = left_queued if device.is_gpu and device.is_plugin else nullcontext
+    return TowerProgram(spec, load_program(folder, stem, device), learned, context)
