@@ -295,7 +295,7 @@ def _export(
             if pooling is not None:
                 save_pooling(pooling, folder)
             described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
-            more = {"task": "embed" if embeds else None, "ranks": _ranks(own), "tower": stem}
+            more: Any = {"task": "embed" if embeds else None, "ranks": _ranks(own), "tower": stem}
             manifest = dataclasses.replace(_manifest(*described), **more)
             _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
             manifest.save(folder)

@@ -25,6 +25,7 @@ from predict.loading import safetensors_writer
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
 from predict.nn import tower as towers
+from predict.nn import vision
 from predict.nn.tower import encode
 from predict.sight import prompt_parts, reader_of, with_eyes
 from predict.text.conversation import PicturePart, picture_part
@@ -94,7 +95,7 @@ def test_positions_of_a_grid_are_made_once(monkeypatch: pytest.MonkeyPatch) -> N
     spec = read_spec(GOLDEN_IMAGES / "qwen3_vl")[0].vision
     assert spec is not None
     assert spec.learned is not None
-    made, resampled = list[tuple[int, int]](), towers.resampled
+    made, resampled = list[tuple[int, int]](), vision.resampled
 
     def noted(table: Any, grid: tuple[int, int], method: Any) -> Any:
         made.append(grid)
@@ -557,7 +558,7 @@ def test_towers_stay_in_the_models_dtype_under_other_schemes(
 ) -> None:
     llm = load(quant_type="weight_only_int8", dtype=dtype, inference_model=inference_model)
     golden, sight = np.load(GOLDEN_IMAGES / "qwen2_5_vl" / "golden.npz"), llm.parts.sight
-    assert sight.tower is not None
+    assert isinstance(sight.tower, towers.Tower)
     assert sight.reader is not None
     schemes = (each.scheme for block in sight.tower.layers[0] for each in block.linears().values())
     assert {*schemes} == {"dense"}

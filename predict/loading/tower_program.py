@@ -65,7 +65,7 @@ def stem_of(prefix: str) -> str:
 
 def _own_inputs(spec: VisionSpec, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtypes and shapes of the tensors of PassInputs that a tower's program takes, by name."""
-    made = {"patches": (dtype, (-1, patch_width(spec)))}
+    made: dict[str, tuple[str, tuple[int, ...]]] = {"patches": (dtype, (-1, patch_width(spec)))}
     if spec.learned is not None:
         made["learned"] = (dtype, (-1, spec.hidden_size))
     if spec.class_token is not None:
