@@ -38,6 +38,7 @@ from predict.system.signals import Signals, kept
 
 if TYPE_CHECKING:
     from predict.loading.manifest import Manifest
+    from predict.loading.vision import TowerWeights
     from predict.nn.cache_formats import HeadScales, KvFormat
     from predict.nn.decoder import Decoder
     from predict.nn.hf_config import ConfigReader
@@ -206,12 +207,11 @@ def _export(
     from predict.loading.drafters.shared import open_shared, write_shared
     from predict.loading.layouts import with_stored_cache
     from predict.loading.manifest import rank_folder
-    from predict.loading.model import find_weights, load_decoder, read_spec
+    from predict.loading.model import load_decoder, read_spec
     from predict.loading.platform import platform_of
     from predict.loading.pooling import read_pooling, save_pooling
     from predict.loading.states import check_states
-    from predict.loading.tower_program import save_tower, stem_of
-    from predict.loading.vision import open_tower
+    from predict.loading.vision import open_tower_alone
     from predict.nn.adapter_pages import page_tensors
     from predict.nn.cuts import local_spec
     from predict.nn.decoder import FINAL
@@ -224,11 +224,11 @@ def _export(
     platform = platform_of(device, config.model.inference_model)
     config = config.changed(inference_model=platform.inference_model)  # what it is traced with
     spec, reader = read_spec(source, config.model.model_type)
-    spec = with_eyes(config, spec, platform.gpu is not None)
+    embeds = task == "embed" or not spec.makes_text
+    spec = with_eyes(config, spec, platform.gpu is not None, reads_text=embeds)
     check_states(config, spec, platform.compiled is not None, exports=True)
     spec = spec.with_forms(config.model.latent_form)
     config = with_model_defaults(with_stored_cache(config, reader), spec, reader)
-    embeds = task == "embed" or not spec.makes_text
     _check_task(embeds, gives_states, config.model.pooling)
     shared = open_shared(config, spec, reader, platform) if gives_states else None
     pooling = read_pooling(source, spec, config.model.pooling) if embeds else None
@@ -248,8 +248,7 @@ def _export(
                 *(config, specs[rank], reader, platform), lambda layer: progress.on_finished()
             )
 
-    vision, stem = spec.vision, stem_of(config.model.model_prefix)
-    tower = vision and open_tower(find_weights(config, spec, reader, platform), vision)
+    tower = open_tower_alone(config, spec, reader, platform)
     decoder, own = load(0)
     with written(output_path, signals, "the static model") as folder:
         taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
@@ -261,23 +260,16 @@ def _export(
             part.mkdir(exist_ok=True)
             pages = page_tensors(own, -1, platform.packs_pages) if enable_lora else None
             _save(config, signals, backend, decoder, own, part, pages, taps)
-        if tower is not None:
-            _stage("tracing the tower")
-            with unbroken(signals, "the export ends once the tower is written"):
-                save_tower(backend, tower.read(), config.model.dtype, folder, stem)
+        stem = None if tower is None else _save_tower(config, signals, backend, tower, folder)
         _stage("writing the other files")
-        programs = {f"{config.model.model_prefix}.json", f"{stem}.json"}
+        programs = {f"{name}.json" for name in (config.model.model_prefix, stem) if name}
         _copy_files(source, folder, programs, kv_format, scales)
         _name_family(reader, folder)
         if pooling is not None:
             save_pooling(pooling, folder)
         described = (config, spec, decoder, folder, paddle.__version__, abi, enable_lora, taps)
-        manifest = dataclasses.replace(
-            *(_manifest(*described),),
-            task="embed" if embeds else None,
-            ranks=_ranks(own),
-            tower=stem if tower else None,
-        )
+        more: Any = {"task": "embed" if embeds else None, "ranks": _ranks(own), "tower": stem}
+        manifest = dataclasses.replace(_manifest(*described), **more)
         _check_whole(manifest, spec, folder, config.model.model_prefix, output_path)
         manifest.save(folder)
 
@@ -304,6 +296,23 @@ def _save(
         )
     if signals is not None:
         signals.check()
+
+
+def _save_tower(
+    config: EngineConfig,
+    signals: Signals | None,
+    backend: ModuleType,
+    tower: TowerWeights,
+    folder: Path,
+) -> str:
+    """Traces and writes a tower's program; the stem of its files."""
+    from predict.loading.tower_program import save_tower, stem_of
+
+    stem = stem_of(config.model.model_prefix)
+    _stage("tracing the tower")
+    with unbroken(signals, "the export ends once the tower is written"):
+        save_tower(backend, tower.read(), config.model.dtype, folder, stem)
+    return stem
 
 
 def _check_whole(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -318,7 +318,7 @@ class Builder:
             directory = Path(config.model.model_name_or_path) / rank_folder(self.rank)
             program = load_program(directory, config.model.model_prefix, self.platform.device)
             seen = self.sight.of_program(self.spec, manifest, self.platform)
-            more = {"pages": self.pages, "taps": manifest.taps or (), "pictures": seen}
+            more: Any = {"pages": self.pages, "taps": manifest.taps or (), "pictures": seen}
             networks.append(partial(static_forward, program, **more))
         elif self.takes_adapters:
             plan, names = opened[0].plan, opened[0].names

@@ -33,7 +33,7 @@ from predict.loading.vision import TowerWeights, open_tower, pixels_of
 from predict.nn.decoder import Decoder
 from predict.nn.rope import num_tables, rope_table
 from predict.nn.spec import DecoderSpec
-from predict.nn.tower import Encoder, tables_of, with_images, with_room
+from predict.nn.tower import KEPT_PATCHES, Encoder, tables_of, with_images, with_room
 from predict.nn.vision import MAX_SPANS, VisionSpec
 from predict.ranks.front import Ranks
 from predict.ranks.pictures import RankPictures, encode_over
@@ -50,10 +50,13 @@ BUCKET = 64  # tokens of the smallest graphs, and more
 TABLES = 2  # rows of the table, in longest steps or prompts
 
 
-def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderSpec:
+def with_eyes(
+    config: EngineConfig, spec: DecoderSpec, on_gpu: bool, reads_text: bool = False
+) -> DecoderSpec:
     """The network, without its tower where no pictures are wanted, or an export has none.
 
-    A program with a tower takes the fields of pictures, wanted or not. Raises UserError for what
+    A program with a tower takes the fields of pictures, wanted or not. reads_text: text alone is
+    what it is for. Raises UserError for what
     pictures do not go with yet; where the flags say nothing of pictures, some kinds run with text
     alone.
     """
@@ -63,7 +66,7 @@ def with_eyes(config: EngineConfig, spec: DecoderSpec, on_gpu: bool) -> DecoderS
     if is_static and not has_tower(config.model.model_name_or_path):
         check_blind(config, spec)
         return replace(spec, vision=None)
-    if is_blind:
+    if is_blind or reads_text:
         return spec if is_static else replace(spec, vision=None)
     method, token = config.speculation.speculate_method, spec.vision.placeholder.token
     refused = {
@@ -305,7 +308,8 @@ class Sight:
             return 0
         inner = max(block.costs.inner_size for block in spec.blocks())
         values = 12 * spec.hidden_size + 3 * inner + spec.patch_values
-        return self._pass_patches(spec) * values * DTYPE_BYTES[self.config.model.dtype]
+        kept = KEPT_PATCHES * spec.hidden_size if spec.learned is not None else 0
+        return (self._pass_patches(spec) * values + kept) * DTYPE_BYTES[self.config.model.dtype]
 
     def read(
         self,

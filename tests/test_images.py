@@ -24,6 +24,8 @@ from predict.images.placed import Picture, picture_of, with_pictures
 from predict.loading import safetensors_writer
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.model import read_spec
+from predict.nn import tower as towers
+from predict.nn import vision
 from predict.nn.tower import encode
 from predict.sight import prompt_parts, reader_of, with_eyes
 from predict.text.conversation import PicturePart, picture_part
@@ -86,6 +88,34 @@ def test_pictures_are_the_same_alone_and_packed(compiled: library.Library) -> No
 
         alone = np.concatenate([rows(each) for each in pictures])
         np.testing.assert_array_equal(rows(*pictures), alone)
+
+
+def test_positions_of_a_grid_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until others need their room; packed, they are those of each."""
+    spec = read_spec(GOLDEN_IMAGES / "qwen3_vl")[0].vision
+    assert spec is not None
+    assert spec.learned is not None
+    made, resampled = list[tuple[int, int]](), vision.resampled
+
+    def noted(table: Any, grid: tuple[int, int], method: Any) -> Any:
+        made.append(grid)
+        return resampled(table, grid, method)
+
+    monkeypatch.setattr(towers, "resampled", noted)
+    monkeypatch.setattr(towers, "KEPT_PATCHES", 60)
+    side = spec.learned.side
+    table = np.random.default_rng(1).random((side, side, spec.hidden_size), np.float32)
+    kept, grids = towers.KeptPositions(), [(4, 6), (2, 4), (4, 6)]
+    rows = kept.of(spec, table, grids, "float32", None).numpy()
+    assert sorted(made) == [(2, 4), (4, 6)]
+    np.testing.assert_array_equal(rows[:24], rows[32:])
+    np.testing.assert_array_equal(kept.of(spec, table, [(2, 4)], "float32", None), rows[24:32])
+    assert len(made) == 2
+    kept.of(spec, table, [(6, 8)], "float32", None)  # 48 patches: the oldest goes
+    kept.of(spec, table, [(2, 4)], "float32", None)
+    assert made[2:] == [(6, 8)]
+    kept.of(spec, table, [(4, 6)], "float32", None)
+    assert made[2:] == [(6, 8), (4, 6)]
 
 
 @pytest.mark.parametrize(
@@ -528,7 +558,7 @@ def test_towers_stay_in_the_models_dtype_under_other_schemes(
 ) -> None:
     llm = load(quant_type="weight_only_int8", dtype=dtype, inference_model=inference_model)
     golden, sight = np.load(GOLDEN_IMAGES / "qwen2_5_vl" / "golden.npz"), llm.parts.sight
-    assert sight.tower is not None
+    assert isinstance(sight.tower, towers.Tower)
     assert sight.reader is not None
     schemes = (each.scheme for block in sight.tower.layers[0] for each in block.linears().values())
     assert {*schemes} == {"dense"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy.typing as npt
 
 from predict.device import cuda
 from predict.errors import UserError
+
+ALIGNED = 4  # elements of 4 bytes, to which kernels may read at once
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -36,6 +39,23 @@ def tensor_at(values: Any, place: Any) -> Tensor:
         return values
     tensor = paddle.to_tensor(np.ascontiguousarray(values), place=paddle.CPUPlace())
     return tensor if place is None else tensor._copy_to(place, True)
+
+
+def tensors_at(arrays: Sequence[npt.NDArray[np.int32]], place: Any) -> list[Tensor]:
+    """Arrays of int32, none empty, as tensors at `place`: on a device parts of one copy."""
+    if place is None:
+        return [tensor_at(each, None) for each in arrays]
+    rooms = [-(-each.size // ALIGNED) * ALIGNED for each in arrays]
+    flat, start, found = np.zeros(sum(rooms), np.int32), 0, list[Any]()
+    for each, room in zip(arrays, rooms, strict=True):
+        flat[start : start + each.size] = each.reshape(-1)
+        start += room
+    whole, start = tensor_at(flat, place), 0
+    for each, room in zip(arrays, rooms, strict=True):
+        part = whole._slice(start, start + each.size)
+        found.append(part.reshape(list(each.shape)) if each.ndim > 1 else part)
+        start += room
+    return found
 
 
 def put_row(whole: Tensor, index: int, part: Tensor, gpu: Device | None) -> None:

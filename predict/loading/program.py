@@ -84,9 +84,12 @@ def picture_tensors(spec: DecoderSpec, dtype: str) -> dict[str, tuple[str, tuple
     vision = spec.vision
     if vision is None:
         return {}
-    table = (dtype, (-1, vision.out_size))
-    made = {f"picture_rows_{level}": table for level in range(len(vision.mergers))}
-    return made | ({"rotary_rows": ("float32", (-1, spec.rotary_dims[0]))} if vision.axes else {})
+    made: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for level in range(len(vision.mergers)):
+        made[f"picture_rows_{level}"] = dtype, (-1, vision.out_size)
+    if vision.axes:
+        made["rotary_rows"] = "float32", (-1, spec.rotary_dims[0])
+    return made
 
 
 def input_specs_of(held: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[Any]:

@@ -6,8 +6,9 @@ windows) are its inputs; all of their sizes vary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.device.cuda import left_queued
 from predict.errors import UserError
 from predict.loading.manifest import EXPORT, Manifest
 from predict.loading.parameter_file import check_parameters
@@ -35,6 +37,7 @@ from predict.nn.blocks import CachingBlock
 from predict.nn.inputs import FIELDS, LayerCache, StepInputs, fields_with, input_specs
 from predict.nn.tower import (
     First,
+    KeptPositions,
     PassInputs,
     Tower,
     head_dim_of,
@@ -62,7 +65,7 @@ def stem_of(prefix: str) -> str:
 
 def _own_inputs(spec: VisionSpec, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtypes and shapes of the tensors of PassInputs that a tower's program takes, by name."""
-    made = {"patches": (dtype, (-1, patch_width(spec)))}
+    made: dict[str, tuple[str, tuple[int, ...]]] = {"patches": (dtype, (-1, patch_width(spec)))}
     if spec.learned is not None:
         made["learned"] = (dtype, (-1, spec.hidden_size))
     if spec.class_token is not None:
@@ -195,6 +198,8 @@ class TowerProgram:
     spec: VisionSpec
     program: Any  # load_program's
     learned: npt.NDArray[np.float32] | None
+    context: Callable[[], AbstractContextManager[None]] = nullcontext  # of each run
+    positions: KeptPositions = field(default_factory=KeptPositions)
 
     @property
     def width(self) -> int:
@@ -219,7 +224,8 @@ class TowerProgram:
         """See Encoder: it stops ahead of the layers, which then run in one call."""
         given, cache = pass_inputs(self, first, grids, dtype, place)
         yield
-        rows += self.program.run(_listed(self.spec, is_compiled(ops), given, cache))
+        with self.context():
+            rows += self.program.run(_listed(self.spec, is_compiled(ops), given, cache))
 
 
 def load_tower(folder: Path, stem: str, spec: VisionSpec, device: Device) -> TowerProgram:
@@ -231,4 +237,5 @@ def load_tower(folder: Path, stem: str, spec: VisionSpec, device: Device) -> Tow
         if stored is None or tuple(stored.shape) != (*shape, spec.hidden_size):
             raise UserError(f"{path} holds no positions learned {shape}; {EXPORT}")
         learned = np.asarray(stored.read(), np.float32)
-    return TowerProgram(spec, load_program(folder, stem, device), learned)
+    context = left_queued if device.is_gpu and device.is_plugin else nullcontext
+    return TowerProgram(spec, load_program(folder, stem, device), learned, context)

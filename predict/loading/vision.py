@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from predict.config.engine import EngineConfig
 from predict.config.model import DTYPE_BYTES
 from predict.config.quantization import QuantSettings
 from predict.device.place import place_tensor, to_float32
@@ -18,9 +19,11 @@ from predict.images.pixels import Pixels, read_pixels
 from predict.loading.build import DecoderBuilder
 from predict.loading.checkpoint import Checkpoint
 from predict.loading.layouts.online import Online
-from predict.loading.model import Weights
+from predict.loading.model import Weights, find_weights
+from predict.loading.platform import Platform
 from predict.loading.sources import CheckpointSource, RandomSource, WeightSource
 from predict.nn.blocks import Block, Linear
+from predict.nn.hf_config import ConfigReader
 from predict.nn.plans import (
     LayerPlan,
     LinearPlan,
@@ -29,6 +32,7 @@ from predict.nn.plans import (
     block_plan,
     norm_plan,
 )
+from predict.nn.spec import DecoderSpec
 from predict.nn.tower import MergerWeights, Tower
 from predict.nn.vision import CHANNELS, Base, Merger, Product, VisionSpec
 from predict.schemes import Quantized, scheme_of
@@ -336,6 +340,15 @@ def open_tower(text: Weights, spec: VisionSpec) -> TowerWeights:
     own = {name: each for name, each in names.items() if name.startswith(tuple(tower.base))}
     Checkpoint.of(checkpoint.directory, own).check(tower.expected(), spec.ignored)
     return tower
+
+
+def open_tower_alone(
+    config: EngineConfig, spec: DecoderSpec, reader: ConfigReader, platform: Platform
+) -> TowerWeights | None:
+    """The tower of a checkpoint, read apart from its text; None: it has none. Raises UserError."""
+    if spec.vision is None:
+        return None
+    return open_tower(find_weights(config, spec, reader, platform), spec.vision)
 
 
 def pixels_of(spec: VisionSpec, directory: str | Path, options: dict[str, Any]) -> Pixels:

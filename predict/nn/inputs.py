@@ -113,7 +113,7 @@ class StepInputs(NamedTuple):
     @property
     def of_blocks(self) -> list[Any]:
         """The fields that the operator of blocks reads, in its order."""
-        others = ("block_positions", "prefix_lens", "image_rows", "image_places")
+        others = ("block_positions", "image_rows", "image_places")
         return self._replace(**dict.fromkeys(others)).given
 
     @property

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from predict.device.place import tensor_at
+from predict.device.place import tensor_at, tensors_at
 from predict.nn.blocks import Linear, NormWeights, normed
 from predict.nn.cache_formats import DENSE, CacheTensor
 from predict.nn.decoder import Axes, Decoder, Layer
-from predict.nn.inputs import LayerCache, StepInputs, to_tensors
+from predict.nn.inputs import LayerCache, StepInputs, fields_with
 from predict.nn.vision import (
     BLOCK_SIZE,
     Merger,
@@ -23,6 +24,7 @@ from predict.nn.vision import (
     in_cells,
     resampled,
     tower_inputs,
+    windows_of,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +38,40 @@ class MergerWeights:
     merger: Merger
     norm: NormWeights | None
     products: tuple[Linear, ...]
+
+
+class KeptPositions:
+    """Learned positions of the grids that came last, on the device: made on the host in float32.
+
+    Making them takes the host longer than all else of a pass, and pages are often of one size.
+    """
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[tuple[tuple[int, int], str], Tensor] = OrderedDict()
+
+    def of(
+        self,
+        spec: VisionSpec,
+        table: npt.NDArray[np.float32],
+        grids: Sequence[tuple[int, int]],
+        dtype: str,
+        place: Any,
+    ) -> Tensor:
+        """[P, W] what is added to patches, in the order of the pass. table: see Tower.learned."""
+        import paddle
+
+        assert spec.learned is not None
+        for grid in {*grids} - {grid for grid, kind in self._of if kind == dtype}:
+            values = in_cells(resampled(table, grid, spec.learned.method), spec.merge)
+            order, _ = windows_of(*spec.cells(grid), spec.window)
+            made = _uploaded(values, order, spec.hidden_size, dtype, place)
+            self._of[grid, dtype] = made
+        parts = [self._of[grid, dtype] for grid in grids]
+        for grid in grids:
+            self._of.move_to_end((grid, dtype))
+        while sum(rows * columns for (rows, columns), _ in self._of) > KEPT_PATCHES:
+            self._of.popitem(last=False)
+        return parts[0] if len(parts) == 1 else paddle.concat(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +88,8 @@ class Tower:
     # resampled in float32.
     learned: npt.NDArray[np.float32] | None = None
     class_row: Tensor | None = None  # [1, W] the class token with its position
+    kept: dict[str, Any] = field(default_factory=dict)  # by backend, its KeptLayers
+    positions: KeptPositions = field(default_factory=KeptPositions)
 
     @property
     def width(self) -> int:
@@ -75,12 +113,18 @@ class Tower:
     ) -> Iterator[None]:
         """See Encoder: it stops ahead of the layers, and behind each run of `max_layers`."""
         given, cache = pass_inputs(self, first, grids, dtype, place)
-        yield from passing(ops, self, given, cache, rows, max_layers)
+        if ops.__name__ not in self.kept:
+            self.kept[ops.__name__] = ops.KeptLayers()
+        kept = self.kept[ops.__name__]
+        yield from passing(ops, self, given, cache, rows, max_layers, kept)
 
 
 def head_dim_of(spec: VisionSpec) -> int:
     """Values of a head of a tower's attention."""
     return int(spec.layers[0][0].head_dim)  # type: ignore[attr-defined]
+
+
+KEPT_PATCHES = 1 << 14  # whose learned positions stay on the device
 
 
 class PassInputs(NamedTuple):
@@ -118,6 +162,10 @@ class Encoder(Protocol):
     @property
     def learned(self) -> npt.NDArray[np.float32] | None:
         """Positions [side, side, W]; see Tower."""
+
+    @property
+    def positions(self) -> KeptPositions:
+        """Those of grids that came lately."""
 
     def encoding(
         self,
@@ -172,18 +220,26 @@ def pass_inputs(
     patches = first(given, tower.width)
     learned = tokens = own = None
     if tower.learned is not None:
-        values = _positions(tower.spec, tower.learned, grids)
-        learned = _uploaded(values, given.order, tower.spec.hidden_size, dtype, place)
+        learned = tower.positions.of(tower.spec, tower.learned, grids, dtype, place)
+    ways = [given.whole, *([] if given.windows is None else [given.windows])]
+    arrays = [np.argsort(given.order).astype(np.int32)]
     if given.patches is not None:
-        tokens = tensor_at(given.patches, place)
-        own = tensor_at(np.flatnonzero(given.patches >= 0).astype(np.int32), place)
-    whole = to_tensors(given.whole, place)
+        arrays += [given.patches, np.flatnonzero(given.patches >= 0).astype(np.int32)]
+    names = [field.name for field in fields_with(["prefix_lens"]) if not field.on_host]
+    arrays += [getattr(way, name) for way in ways for name in names]
+    back, *left = tensors_at(arrays, place)
+    if given.patches is not None:
+        tokens, own, *left = left
+    tensors = iter(left)
+    inputs = [
+        way._replace(
+            max_lens=tensor_at(way.max_lens, None),
+            **{name: next(tensors) for name in names},
+        )
+        for way in ways
+    ]
     return PassInputs(
-        patches,
-        tensor_at(np.argsort(given.order).astype(np.int32), place),
-        tensor_at(given.rope, place),
-        whole,
-        whole if given.windows is None else to_tensors(given.windows, place),
+        *(patches, back, tensor_at(given.rope, place), inputs[0], inputs[-1]),
         *(learned, tokens, own),
     ), _scratch(tower.spec, given.num_blocks, dtype)
 
@@ -195,12 +251,14 @@ def passing(
     cache: LayerCache,
     rows: list[Tensor],
     max_layers: int | None = None,
+    run_layers: Callable[..., tuple[Tensor, list[Tensor]]] | None = None,
 ) -> Iterator[None]:
     """A pass, which stops ahead of the layers, and behind each run of at most `max_layers`.
 
     At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
+    run_layers: in place of the backend's `layers`.
     """
-    spec = tower.spec
+    spec, run_layers = tower.spec, run_layers or ops.layers
     hidden = ops.linear(given.patches, tower.patches)
     if given.learned is not None:
         hidden = ops.add(hidden, given.learned)
@@ -213,7 +271,7 @@ def passing(
         layers = tower.layers[part.start : part.stop]
         inputs = given.whole if sees_all else given.windows
         ropes = (given.rope,)
-        hidden, written = ops.layers(hidden, layers, [cache] * len(layers), ropes, inputs)
+        hidden, written = run_layers(hidden, layers, [cache] * len(layers), ropes, inputs)
         cache = tuple(written[-len(cache) :])  # the same memory: a program sees the order by it
         for tap, weights in zip(spec.taps, tower.mergers[1:], strict=True):
             if tap.layer == part.stop - 1:
@@ -237,9 +295,10 @@ def _uploaded(
     """Values of patches [P, N], cells in `order`, as a tensor [P, width]."""
     import paddle
 
-    cells = values.reshape(len(order), -1, values.shape[1])
-    ordered = np.zeros((*cells.shape[:2], width), np.float32)
-    ordered[..., : values.shape[1]] = cells[order]
+    cells, size = values.reshape(len(order), -1, values.shape[1]), values.shape[1]
+    ordered = cells if (order[:-1] < order[1:]).all() else cells[order]
+    if width > size:
+        ordered = np.pad(ordered, ((0, 0), (0, 0), (0, width - size)))
     tensor = paddle.to_tensor(ordered.reshape(-1, width), place=paddle.CPUPlace()).astype(dtype)
     return tensor if place is None else tensor._copy_to(place, True)
 
@@ -254,16 +313,6 @@ def parts_of(spec: VisionSpec, most: int) -> Iterator[tuple[range, bool]]:
         if is_last or index in ends or index + 1 - first == most:
             yield range(first, index + 1), sees_all[index]
             first = index + 1
-
-
-def _positions(
-    spec: VisionSpec, table: npt.NDArray[np.float32], grids: Sequence[tuple[int, int]]
-) -> npt.NDArray[np.float32]:
-    """[P, W] what is added to patches, in the order of merged cells. table: see Tower.learned."""
-    assert spec.learned is not None
-    return np.concatenate(
-        [in_cells(resampled(table, grid, spec.learned.method), spec.merge) for grid in grids]
-    )
 
 
 def _merged(ops: ModuleType, spec: VisionSpec, weights: MergerWeights, hidden: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from predict.ops import composed, records
 
 if TYPE_CHECKING:
     from paddle import Tensor
-    from predict.nn.blocks import BlockWeights, Linear, NormWeights
+    from predict.nn.blocks import Block, BlockWeights, Linear, NormWeights
     from predict.nn.decoder import Embedding, Head, Layer
     from predict.nn.inputs import LayerCache, StepInputs
     from predict.nn.kinds.attention import Attention
@@ -320,7 +320,7 @@ def block(
     # In a call of its own a block has none ahead. Programs have the smaller operators.
     record = weights.block
     in_parts = record.has_parts and not paddle.in_dynamic_mode()
-    if record.reads_before or not record.is_fused or in_parts:
+    if record.reads_before or not _is_fused(record) or in_parts:
         return weights.run(_OPS, hidden, step)
     run = _Run.of([(weights,)], [step.cache], step.ropes)
     return run(hidden, step.inputs, step.tree_mask, step.rows)
@@ -382,11 +382,19 @@ def _no_tensors(anything: Tensor) -> list[Tensor]:
     return [] if paddle.in_dynamic_mode() else [anything]
 
 
+def _is_fused(block: Block) -> bool:
+    """Whether regatta_blocks computes it. Programs have prefix masks in smaller operators."""
+    import paddle
+
+    has_mask = getattr(block, "prefix_mask", False)
+    return block.is_fused and (not has_mask or paddle.in_dynamic_mode())
+
+
 def _runs(
     ops: ModuleType, pairs: Iterable[tuple[Layer, LayerCache]], ropes: Sequence[Tensor]
 ) -> Iterator[_Run | composed.LayerRun]:
     for fused, alike in groupby(
-        pairs, lambda pair: all(weights.block.is_fused for weights in pair[0])
+        pairs, lambda pair: all(_is_fused(weights.block) for weights in pair[0])
     ):
         some = list(alike)
         if fused:
@@ -411,6 +419,41 @@ def layers(
     """
     runs = _runs(_OPS, zip(layers, caches, strict=True), ropes)
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
+
+
+class KeptLayers:
+    """`layers` whose weights are gathered once; their caches and rotary table are each call's.
+
+    Of layers that stay where they are, and are called in the same parts. ropes: one table.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, ...], tuple[_Run, list[int], Sequence[Layer]]] = {}
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        layers: Sequence[Layer],
+        caches: Sequence[LayerCache],
+        ropes: Sequence[Tensor],
+        inputs: StepInputs,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """See layers."""
+        key, (rope,) = tuple(map(id, layers)), ropes
+        if key not in self._runs:
+            if not all(_is_fused(weights.block) for layer in layers for weights in layer):
+                return _OPS.layers(hidden, layers, caches, ropes, inputs)
+            made = _Run.of(layers, caches, ropes)
+            places = [place for place, each in enumerate(made.weights) if each is rope]
+            self._runs[key] = (
+                replace(made, caches=[]),
+                places,
+                layers,
+            )  # which stay, as their ids do
+        run, places, _ = self._runs[key]
+        for place in places:
+            run.weights[place] = rope
+        return replace(run, caches=[each for cache in caches for each in cache])(hidden, inputs)
 
 
 class BoundLayers(composed.BoundLayers):

@@ -11,7 +11,7 @@ from predict import LLM, SamplingParams
 from predict.device import devices
 from predict.errors import UserError
 from predict.images.placed import picture_of
-from tests.support.gpu_engines import SETTINGS, runner_of, without_graphs
+from tests.support.gpu_engines import SETTINGS, exported, runner_of, without_graphs
 from tests.support.pictures import (
     GOLDEN_IMAGES,
     IMAGE_CASES,
@@ -53,6 +53,21 @@ def test_towers_and_text_equal_transformers(gpu: devices.Device, case: str) -> N
     assert all(shape.max_span == 1 and not shape.pictured for shape in runner_of(llm).graphs)
     assert len(runner_of(llm).graphs)
     check_greedy_of(without_graphs(llm), case)
+
+
+@needs_pillow_of_goldens
+@pytest.mark.parametrize("case", ["qwen2_5_vl", "qwen3_vl", "internvl"])
+def test_programs_see_the_same(gpu: devices.Device, case: str) -> None:
+    """An exported tower beside an exported text, whose steps without pictures replay graphs."""
+    llm = exported(load(case))
+    assert llm.parts.sight.reader is not None
+    golden = np.load(GOLDEN_IMAGES / case / "golden.npz")
+    wanted = golden["tower_0"]
+    got = encoded(llm, picture_of(drawn(0, SIZES[0]), llm.parts.sight.reader.pixels))
+    got = got if wanted.ndim > 1 else sampled(got, NUM_SAMPLED)
+    np.testing.assert_allclose(got, wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+    check_greedy_of(llm, case)
+    assert len(runner_of(llm).graphs)
 
 
 @needs_pillow_of_goldens

@@ -16,8 +16,13 @@ from tests.support.pictures import IMAGE_CASES, check_greedy_of, check_logits_of
 
 pytestmark = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
 SETTINGS: dict[str, Any] = {
-    "max_length": 320, "block_size": 16, "batch_size": 3, "num_cache_blocks": 64,
-    "tensor_parallel_degree": 2, "attention": "append", "inference_model": True,
+    "max_length": 320,
+    "block_size": 16,
+    "batch_size": 3,
+    "num_cache_blocks": 64,
+    "tensor_parallel_degree": 2,
+    "attention": "append",
+    "inference_model": True,
 }
 
 

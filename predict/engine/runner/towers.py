@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from predict.device import library
-from predict.device.place import tensor_at
+from predict.device.place import tensor_at, tensors_at
 from predict.engine.pictures import Encode
 from predict.images.placed import Picture
 from predict.loading.platform import Platform
@@ -101,11 +101,12 @@ def _cut(
             strides.append(np.full(len(own), each.grid[1] * pixels.patch_size))
             first += size
 
-    def ordered(parts: Sequence[npt.NDArray[np.int64]]) -> Any:
+    def ordered(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int32]:
         cells = np.concatenate(parts).reshape(len(order), -1)
-        return tensor_at(cells[order].reshape(-1).astype(np.int32), place)
+        return cells[order].reshape(-1).astype(np.int32)
 
-    values = np.concatenate([each.values.reshape(-1) for each in pictures])
+    flat = [each.values.reshape(-1) for each in pictures]
+    values = flat[0] if len(flat) == 1 else np.concatenate(flat)
+    places = tensors_at([ordered(origins), ordered(strides)], place)
     sizes = pixels.patch_size, width
-    given = tensor_at(values, place), ordered(origins), ordered(strides)
-    return ops.cut_patches(*given, sizes, pixels.scaling, dtype)
+    return ops.cut_patches(tensor_at(values, place), *places, sizes, pixels.scaling, dtype)
