@@ -18,7 +18,8 @@
 //  * With `#define REGATTA_FOREACH_VNNI` there is one more namespace, avx512_vnni, for CPUs that
 //    have vpdpbusd without vdpbf16ps. No op runs in it: kernels that others call may choose it.
 //  * With -DREGATTA_LAST_ISA_ALONE avx512_bf16 stands for all others: a library for tests that look
-//    at no other, with one set to compile.
+//    at no other, with one set to compile. With -DREGATTA_TWO_ISAS avx2 stands for scalar, and
+//    avx512_bf16 for the others: one set of each way to mask the ends of rows.
 
 #ifndef REGATTA_INL
 #error "define REGATTA_INL before including foreach_isa.h"
@@ -32,11 +33,15 @@
 
 #include "vec.h"
 
-#ifdef REGATTA_LAST_ISA_ALONE
+#if defined(REGATTA_LAST_ISA_ALONE) || defined(REGATTA_TWO_ISAS)
 namespace regatta::cpu {
 namespace avx512_bf16 {}
-namespace scalar = avx512_bf16;
+#ifdef REGATTA_TWO_ISAS
+namespace avx2 {}
+#else
 namespace avx2 = avx512_bf16;
+#endif
+namespace scalar = avx2;
 namespace avx512 = avx512_bf16;
 namespace avx512_vnni = avx512_bf16;
 }  // namespace regatta::cpu
@@ -46,7 +51,9 @@ namespace avx512_vnni = avx512_bf16;
 #define REGATTA_HAS_VNNI 0
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
+#endif
 
+#ifndef REGATTA_LAST_ISA_ALONE
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 #define REGATTA_ISA avx2
@@ -55,7 +62,9 @@ namespace avx512_vnni = avx512_bf16;
 #define REGATTA_HAS_BF16_DOT 0
 #include "isa.inl"
 #pragma GCC pop_options
+#endif
 
+#if !defined(REGATTA_LAST_ISA_ALONE) && !defined(REGATTA_TWO_ISAS)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 #define REGATTA_ISA avx512
