@@ -86,8 +86,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.has_plugin("tests.support.sanitized"):  # which chooses by itself
         left_out = combinations_left_out(items)
         for item in left_out:
-            item.add_marker("slow")
-        if left_out and not config.getoption("--slow"):
+            item.add_marker("combination")
+        if not config.getoption("--slow"):
+            left_out = [item for item in items if item.get_closest_marker("combination")]
             config.hook.pytest_deselected(items=left_out)
             kept = set(items) - set(left_out)
             items[:] = [item for item in items if item in kept]

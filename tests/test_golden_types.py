@@ -51,7 +51,7 @@ def kinds_of(case: str) -> list[str]:
 # Every family in 16 bits and in one other kind, and every kind with several families; all pairs are
 # minutes.
 ROWS = [
-    pytest.param(case, kind, marks=() if place in (0, 1 + number % 4) else pytest.mark.slow)
+    pytest.param(case, kind, marks=() if place in (0, 1 + number % 4) else pytest.mark.combination)
     for number, case in enumerate(sorted(EVERY_WAY))
     for place, kind in enumerate(kinds_of(case))
 ]

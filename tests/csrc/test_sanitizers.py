@@ -20,7 +20,7 @@ from predict.device import library
 from tests.support import checkout
 from tests.support.paths import ROOT
 from tests.support.sanitized import covering
-from tests.support.sanitizers import environment, last_isa_alone
+from tests.support.sanitizers import environment, last_isa_alone, two_isas
 
 REPORTS = ("ERROR: AddressSanitizer", "runtime error:", "DEADLYSIGNAL")
 
@@ -70,6 +70,9 @@ def test_every_two_values_meet_in_the_combinations_that_run() -> None:
     assert len(chosen) < len(rows) / 8
     for left, right in itertools.combinations(sizes, 2):
         assert len({(row[left], row[right]) for row in chosen}) == sizes[left] * sizes[right]
+    single = [rows[index] for index in covering(rows, 1)]
+    assert len(single) == max(sizes.values())
+    assert all(len({row[name] for row in single}) == size for name, size in sizes.items())
     assert covering([{"shape": "1"}, {"shape": "2"}, {"shape": "1"}]) == [0, 1]
     assert covering([{}]) == [0]
     assert not covering([])
@@ -88,8 +91,8 @@ def test_operators_pass_their_tests_under(
     sanitizers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variables = environment(sanitizers)
-    if "thread" in sanitizers:  # whose tests run on the best instruction set alone
-        monkeypatch.setenv("CXXFLAGS", last_isa_alone())
+    # What the tests run on: compiling is half of the time.
+    monkeypatch.setenv("CXXFLAGS", last_isa_alone() if "thread" in sanitizers else two_isas())
     result = build.build_cpu_library(sanitizers=sanitizers)
     process = subprocess.run(
         [*build.sanitized_pytest(sanitizers), "-x", "-s", *build.SANITIZED_TESTS.split()],

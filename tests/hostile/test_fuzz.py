@@ -455,7 +455,7 @@ def test_only_our_own_errors_leave_a_reader(name: str, folders: dict[str, Path])
 def test_only_our_own_errors_leave_a_reader_in_many_tries(
     name: str, folders: dict[str, Path]
 ) -> None:
-    fuzz(name, folders[name], 10 * READERS[name].examples)
+    fuzz(name, folders[name], 4 * READERS[name].examples)
 
 
 SAVED = sorted(path for path in CORPUS.rglob("*") if path.is_file())

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
+import build
 from tests.support.paths import ROOT
 from tests.support.quick import QUICK
 
@@ -49,6 +52,20 @@ def test_every_stage_has_a_budget() -> None:
     stages = set(re.findall(r'^begin "?([^"\n]*)"?$', RUN, re.MULTILINE))
     assert stages == {name.strip('"') for name in re.findall(r"\[([^]]*)\]=\d+", budgets)}
     assert re.search(r"^timeout .* pytest --slow -m slow\b", RUN, re.MULTILINE)
+
+
+def test_every_cuda_source_is_compiled_for_each_architecture_that_it_tells_apart() -> None:
+    assert re.search(r"^ *\.ci/cuda$", RUN, re.MULTILINE)
+    path = str(ROOT / ".ci" / "cuda")
+    cuda = types.ModuleType("cuda")
+    cuda.__file__ = path
+    importlib.machinery.SourceFileLoader("cuda", path).exec_module(cuda)
+    made = {path.name: cuda.compiled_for(path, cuda.ARCHITECTURES) for path in build.cuda_sources()}
+    assert made["activate.cu"] == made["attention_decode_sm80.cu"] == ("80",)
+    assert made["gemm_sm90.cu"] == ("90a",)
+    # Their headers have a way for 89 and newer.
+    assert made["rope_and_cache_write.cu"] == made["gemm_codes_mma.cu"] == ("80", "90a")
+    assert set(made.values()) == {("80",), ("90a",), ("80", "90a")}
 
 
 @pytest.mark.parametrize("words", [["--coverge"], ["--coverage", "x"]])

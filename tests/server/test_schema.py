@@ -15,7 +15,7 @@ schemathesis = pytest.importorskip(
 )
 
 NUM_EXAMPLES = 2  # of each route; --slow: many more
-NUM_SLOW_EXAMPLES = 150
+NUM_SLOW_EXAMPLES = 50
 
 
 def check(server: ScriptedServer, num_examples: int) -> None:

@@ -2,8 +2,9 @@
 
 `pytest -p tests.support.sanitized`. Such a library is many times slower, and what it looks for,
 accesses outside of memory and races, shows in few of a test's combinations: of each test those stay
-in which every two values of its parameters meet once, on instruction sets that this CPU has. Under
-ThreadSanitizer it is the best of these sets alone: threads share the work in the same way in all.
+in which every two values of its parameters meet once, on instruction sets that this CPU and the
+library have. Under ThreadSanitizer it is the best of these sets alone, and each value once: threads
+share the work in the same way in all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tests.support.cpu_kernels import CANDIDATES, refusal
 
 Pair = frozenset[tuple[str, str]]
 
+TWO_ISAS = "-DREGATTA_TWO_ISAS"
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects all but the chosen combinations."""
@@ -28,6 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def selected(library: Library, items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """The items that run with `library`."""
+    together = 1 if library.metadata.sanitizer == "thread" else 2
     of_function: dict[str, list[pytest.Item]] = {}
     for item in items:
         of_function.setdefault(item.nodeid.partition("[")[0], []).append(item)
@@ -36,7 +40,7 @@ def selected(library: Library, items: Sequence[pytest.Item]) -> list[pytest.Item
         names = candidates(library, group[0])
         runnable = [item for item in group if candidate_of(item) in names]
         rows = [values_of(item) for item in runnable]
-        chosen += [runnable[index] for index in covering(rows)]
+        chosen += [runnable[index] for index in covering(rows, together)]
     return chosen
 
 
@@ -44,7 +48,11 @@ def candidates(library: Library, item: pytest.Item) -> Sequence[str | None]:
     """The instruction sets that a test runs on; None is its own choice."""
     operator = getattr(getattr(item, "module", None), "OPERATOR", "linear")
     accepted = [name for name in CANDIDATES if not refusal(library, operator, name)]
-    return [None, *(accepted[-1:] if library.metadata.sanitizer == "thread" else accepted)]
+    if library.metadata.sanitizer == "thread":
+        accepted = accepted[-1:]
+    elif TWO_ISAS in library.metadata.flags.split():
+        accepted = [name for name in accepted if name in ("avx2", "avx512_bf16", accepted[-1])]
+    return [None, *accepted]
 
 
 def candidate_of(item: pytest.Item) -> str | None:
@@ -58,9 +66,12 @@ def values_of(item: pytest.Item) -> Mapping[str, str]:
     return {} if callspec is None else {k: repr(value) for k, value in callspec.params.items()}
 
 
-def covering(rows: Sequence[Mapping[str, str]]) -> list[int]:
-    """Few of the rows, in order, with every pair of values of two parameters that any row has."""
-    pairs = [pairs_of(row) for row in rows]
+def covering(rows: Sequence[Mapping[str, str]], together: int = 2) -> list[int]:
+    """Few of the rows, in order, with every pair of values of two parameters that any row has.
+
+    together: 1 where every single value is enough.
+    """
+    pairs = [{pair for pair in pairs_of(row) if len(pair) <= together} for row in rows]
     missing: set[Pair] = set().union(*pairs)
     chosen = []
     while missing:

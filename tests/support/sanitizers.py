@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import build
+from tests.support.sanitized import TWO_ISAS
 
 
 def environment(sanitizers: Sequence[str]) -> dict[str, str]:
@@ -20,5 +21,13 @@ def environment(sanitizers: Sequence[str]) -> dict[str, str]:
 
 def last_isa_alone() -> str:
     """The compiler's flags for one instruction set, where this CPU has it (cpu/foreach_isa.h)."""
-    has_it = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
-    return "-DREGATTA_LAST_ISA_ALONE" if has_it else ""
+    return "-DREGATTA_LAST_ISA_ALONE" if _has_last_isa() else ""
+
+
+def two_isas() -> str:
+    """The compiler's flags for two instruction sets, where this CPU has them."""
+    return TWO_ISAS if _has_last_isa() else ""
+
+
+def _has_last_isa() -> bool:
+    return "avx512_bf16" in Path("/proc/cpuinfo").read_text()
