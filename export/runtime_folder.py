@@ -108,7 +108,12 @@ def _layers(
     texts: dict[str, int] = {}
 
     def described(block: BlockWeights, composed: bool) -> dict[str, Any]:
-        text = records.record(block) + (COMPOSED if composed and block.block.has_parts else "")
+        of = block.block
+        if not (of.is_fused or of.composes):
+            raise UserError(
+                f"the C++ runtime has no blocks of the kind {of.kind} as this model has"
+            )
+        text = records.record(block) + (COMPOSED if composed and of.composes else "")
         number = texts.setdefault(text, len(texts))
         tensors = records.tensors(block, decoder.ropes)
         return {"record": number, "weights": [names[id(each)] for each in tensors]}
