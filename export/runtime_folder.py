@@ -109,10 +109,6 @@ def _layers(
 
     def described(block: BlockWeights, composed: bool) -> dict[str, Any]:
         of = block.block
-        if not (of.is_fused or of.composes):
-            raise UserError(
-                f"the C++ runtime has no blocks of the kind {of.kind} as this model has"
-            )
         text = records.record(block) + (COMPOSED if composed and of.composes else "")
         number = texts.setdefault(text, len(texts))
         tensors = records.tensors(block, decoder.ropes)
