@@ -81,8 +81,8 @@ def _check_spec(spec: DecoderSpec) -> None:
     if why:
         raise UserError(
             f"{spec.model_type} {why}, so that the C++ runtime does not run it yet (allowed: "
-            "decoders with a KV cache alone, of kinds in csrc/blocks); export a static model without "
-            "--runtime"
+            "decoders with a KV cache alone, of kinds in csrc/blocks); export a static model "
+            "without --runtime"
         )
 
 
