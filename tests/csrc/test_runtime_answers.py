@@ -38,6 +38,8 @@ NAMES = {
     "logprobs": "num_logprobs",
     "include_stop_str_in_output": "include_stop",
 }
+# Texts, a special token, and one among others, which the text leaves out.
+STOPS = (["e", "th\u00e9", "  "], ["<|end_of_text|>", "zz"], ["zz", "t<|end_of_text|>", "n<|end"])
 SLOW = ("llama_gqa", "qwen3_moe_30b", "gemma2_9b", "deepseek_v2_lite", "qwen_long", "chatglm_6b")
 
 
@@ -64,7 +66,7 @@ def random_params(dice: random.Random, vocab: int, stops: bool) -> dict[str, Any
         (0.2, {"presence_penalty": 0.4}),
         (0.2, {"frequency_penalty": -0.2}),
         (0.2, {"no_repeat_ngram_size": 2}),
-        (0.2, {"logit_bias": {dice.randrange(vocab): 2.5, 1: -1.0}}),
+        (0.2, {"logit_bias": {dice.randrange(vocab): 2.5, 1: dice.choice([-1.0, 6.0])}}),
         (0.2, {"bad_words": [[dice.randrange(vocab)], [3, dice.randrange(vocab)]]}),
         (0.3, {"min_length": 3}),
         (0.3, {"stop_token_ids": [dice.randrange(vocab) for _ in range(3)]}),
@@ -73,7 +75,7 @@ def random_params(dice: random.Random, vocab: int, stops: bool) -> dict[str, Any
     ]
     if stops:
         rules += [
-            (0.4, {"stop": ["e", "th\u00e9", "  "]}),
+            (0.5, {"stop": dice.choice(STOPS)}),
             (0.4, {"include_stop_str_in_output": True}),
         ]
     for share, rule in rules:

@@ -22,7 +22,10 @@ from tests.support import runtime_library as library
 from tests.support.cmake_packages import run
 from tests.support.damage import changed_bytes
 
-pytestmark = pytest.mark.skipif(bool(library.missing()), reason=library.missing() or "built")
+pytestmark = [
+    pytest.mark.usefixtures("compiled"),
+    pytest.mark.skipif(bool(library.missing()), reason=library.missing() or "built"),
+]
 
 HEADER = library.SOURCE / "api" / "include" / "regatta.h"
 PROMPT = (5, 9, 7)
