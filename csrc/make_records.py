@@ -144,7 +144,7 @@ def record_of(kind: type[blocks.Block]) -> str:
         stored.append(("KvFormat", "kv_format", "KvFormat::kDense"))
     if kind.adapted:  # whether its linears have room for adapters
         stored.append(("bool", "adapters", "false"))
-    if kind.has_parts:  # whether it runs as smaller operators, on a CPU
+    if kind.composes:  # whether it runs as smaller operators, on a CPU
         stored.append(("bool", "composed", "false"))
     name = kind.__name__.removesuffix("Block") + "Fields"
     includes = ('"regatta/kv_format.h"', '"regatta/record_parts.h"', '"regatta/scheme.h"')

@@ -71,14 +71,18 @@ def _check(config: EngineConfig) -> None:
 def _check_spec(spec: DecoderSpec) -> None:
     """Raises UserError for a network that the runtime does not run."""
     why = ""
-    if any(spec.states):
+    others = [b.kind for b in spec.blocks() if not (b.is_fused or b.composes)]
+    if others:
+        why = f"has blocks of the kind {others[0]}, which csrc/blocks has not"
+    elif any(spec.states):
         why = "keeps a state of each request beside its KV cache"
     elif spec.sees_both_ways or not spec.makes_text:
         why = "makes vectors or scores, and no text"
     if why:
         raise UserError(
-            f"{spec.model_type} {why}, which the C++ runtime does not run yet (allowed: decoders "
-            "with a KV cache alone); export a static model without --runtime"
+            f"{spec.model_type} {why}, so that the C++ runtime does not run it yet (allowed: "
+            "decoders with a KV cache alone, of kinds in csrc/blocks); export a static model "
+            "without --runtime"
         )
 
 

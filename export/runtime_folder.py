@@ -108,7 +108,8 @@ def _layers(
     texts: dict[str, int] = {}
 
     def described(block: BlockWeights, composed: bool) -> dict[str, Any]:
-        text = records.record(block) + (COMPOSED if composed and block.block.has_parts else "")
+        of = block.block
+        text = records.record(block) + (COMPOSED if composed and of.composes else "")
         number = texts.setdefault(text, len(texts))
         tensors = records.tensors(block, decoder.ropes)
         return {"record": number, "weights": [names[id(each)] for each in tensors]}

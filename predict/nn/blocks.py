@@ -247,6 +247,7 @@ class Block:
     # Linears, and the norm whose output each reads.
     reads: ClassVar[Mapping[str, str]] = MappingProxyType({})
     has_parts: ClassVar[bool] = True  # whether predict.ops.compiled has all that its `run` calls
+    composes: ClassVar[bool] = False  # whether its folder of csrc/blocks has it in parts, too
     norm_reader: ClassVar[str] = ""  # the one linear that reads the norm; "": several do, or others
 
     norm: Norm | None  # ahead of the first product

@@ -50,6 +50,7 @@ class AttentionBlock(blocks.CachingBlock):
     first_head: int = 0
 
     kind = "attention"
+    composes = True
     linears = ("qkv", "out")
     biases: ClassVar = {"qkv": "qkv_bias", "out": "out_bias"}
     adapted: ClassVar = {"qkv": 0, "out": 1}

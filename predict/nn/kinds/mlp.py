@@ -32,6 +32,7 @@ class MlpBlock(blocks.Block):
     joins: bool = False
 
     kind = "mlp"
+    composes = True
     linears = ("gate_up", "down")
     biases: ClassVar = {"gate_up": "up_bias", "down": "down_bias"}
     adapted: ClassVar = {"gate_up": 2, "down": 3}
