@@ -54,6 +54,7 @@ def recording(llm: LLM) -> Iterator[list[Step]]:
     def recorded(inputs: StepInputs, *more: Any) -> Any:
         outputs = run(inputs, *more)
         own, prompts = unplaced.pop() if unplaced else (inputs, ())
+        assert outputs.logits is not None
         steps.append(Step(own, prompts, np.array(outputs.logits.cpu().numpy())))
         return outputs
 
