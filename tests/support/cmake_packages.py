@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +27,15 @@ def missing(packages: Mapping[str, str]) -> str:
         if subprocess.run(["pkg-config", "--exists", name], check=False).returncode:
             return f"{package} is not installed"
     return ""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Other processes that build wait, and find what this one has made."""
+    BUILDS.mkdir(parents=True, exist_ok=True)
+    with (BUILDS / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def installed(source: Path, inputs: Sequence[Path], *options: Sequence[str]) -> list[Path]:
@@ -54,8 +65,9 @@ def _built(
     """The folders; what a build that failed said, which each test that needs it then says."""
     target = BUILDS / _digest(source, inputs, options)
     folders = [target / str(index) for index in range(len(options))]
-    if not target.is_dir():
-        BUILDS.mkdir(parents=True, exist_ok=True)
+    with alone():
+        if target.is_dir():
+            return folders
         with tempfile.TemporaryDirectory(dir=BUILDS) as own:
             build, made = f"{own}/build", Path(own, "installed")
             try:
@@ -66,8 +78,7 @@ def _built(
                     run("cmake", "--install", build, "--prefix", made / folder.name)
             except AssertionError as error:
                 return str(error)
-            if not target.is_dir():  # another process may have done the same
-                os.replace(made, target)
+            os.replace(made, target)
     return folders
 
 

@@ -38,9 +38,11 @@ def prefixes() -> dict[str, Path]:
     """Where the shared library is installed, with Regatta::text beside it, and the archive."""
     kinds = [(*QUICK, f"-DBUILD_SHARED_LIBS={kind}") for kind in ("ON", "OFF")]
     shared, static = cmake_packages.installed(SOURCE, INPUTS, *kinds)
-    if not text_library.missing() and not (shared / "include" / "regatta_text.h").is_file():
-        # One package of two builds.
-        shutil.copytree(text_library.installed(), shared, symlinks=True, dirs_exist_ok=True)
+    if not text_library.missing():
+        text = text_library.installed()
+        with cmake_packages.alone():
+            if not (shared / "include" / "regatta_text.h").is_file():  # one package of two builds
+                shutil.copytree(text, shared, symlinks=True, dirs_exist_ok=True)
     return {"shared": shared, "static": static}
 
 
