@@ -141,7 +141,8 @@ def scale_tensors(
     """The scales of a cache that has one for each head, by the names that `_caches` gives."""
     if scales is None:
         return {}
-    row, found = spec.cache_format(kv_format), {}
+    row = spec.cache_format(kv_format)
+    found: dict[str, StoredArray] = {}
     for layer, kept in enumerate(spec.kept):
         made = row.tensors(kept, None, 1, "float32")[len(kept) :]
         for tensor, values in zip(made, scales[layer] if kept else (), strict=True):
@@ -226,7 +227,8 @@ def _head(decoder: Decoder, names: Mapping[int, str]) -> dict[str, Any]:
 
 def arrays_of(decoder: Decoder) -> dict[str, StoredArray]:
     """A decoder's tensors by name, each once, in the order in which a step reads them."""
-    names, found = tensor_names(decoder), {}
+    names = tensor_names(decoder)
+    found: dict[str, StoredArray] = {}
 
     def add(_: str, tensor: Tensor) -> Tensor:
         dtype = NUMPY_OF[str(tensor.dtype).rpartition(".")[2]]

@@ -229,7 +229,7 @@ def opened(folder: Path) -> str:
     """What the library says of a folder; "" where it opens."""
     nothing = folder.parent / "nothing"
     nothing.write_bytes(b"")
-    command = [program("runtime_steps"), folder, "4", nothing, os.devnull]
+    command = [str(program("runtime_steps")), str(folder), "4", str(nothing), os.devnull]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), (done.returncode, done.stderr)
     return "" if done.returncode == 0 else done.stdout

@@ -7,7 +7,7 @@ blocks for all and with prefixes that are shared.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def random_params(dice: random.Random, vocab: int, stops: bool) -> dict[str, Any
 
 def line_of(prompt: list[int], params: Mapping[str, Any]) -> str:
     """The request as the program reads it."""
-    forms = {
+    forms: dict[str, Callable[[Any], object]] = {
         "stop_token_ids": lambda ids: ",".join(map(str, ids)),
         "stop": lambda texts: ",".join(text.encode().hex() for text in texts),
         "bad_words": lambda words: ";".join(",".join(map(str, word)) for word in words),

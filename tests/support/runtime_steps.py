@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from predict import LLM, SamplingParams
-from predict.engine import engine
+from predict.engine import batch, engine
+from predict.engine.runner.networks import HostRunner
 from predict.nn.inputs import RowKind, StepInputs
 
 
@@ -41,24 +43,27 @@ def recording(llm: LLM) -> Iterator[list[Step]]:
     """The steps that an engine of the CPU runs within the block."""
     steps: list[Step] = []
     unplaced: list[tuple[StepInputs, Sequence[Sequence[int]]]] = []
-    network = llm.engine.runner.network
-    run, placed = network.run, engine.placed
+    runner, patch = llm.engine.runner, pytest.MonkeyPatch()
+    assert isinstance(runner, HostRunner)
+    run = runner.network.run
 
     def note(inputs: StepInputs, spans: Any, placing: Any) -> StepInputs:
         unplaced.append((inputs, [span.request.prompt_token_ids for span in spans]))
-        return placed(inputs, spans, placing)
+        return batch.placed(inputs, spans, placing)
 
     def recorded(inputs: StepInputs, *more: Any) -> Any:
         outputs = run(inputs, *more)
         own, prompts = unplaced.pop() if unplaced else (inputs, ())
+        assert outputs.logits is not None
         steps.append(Step(own, prompts, np.array(outputs.logits.cpu().numpy())))
         return outputs
 
-    network.run, engine.placed = recorded, note
+    patch.setattr(runner.network, "run", recorded)
+    patch.setattr(engine, "placed", note)
     try:
         yield steps
     finally:
-        network.run, engine.placed = run, placed
+        patch.undo()
 
 
 def steps_of(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[Step]:
