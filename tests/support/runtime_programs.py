@@ -16,7 +16,7 @@ import build
 from tests.support import runtime_library
 from tests.support.paths import ROOT
 
-FLAGS = (*(flag for flag in build.CXX_FLAGS if flag != "-O3"), "-O1", "-Wextra", "-Werror")
+FLAGS = (*(flag for flag in build.CXX_FLAGS if flag != "-O3"), "-O0", "-Wextra", "-Werror")
 HEADERS = (f"-I{build.CSRC / 'include'}", f"-I{build.CSRC}")
 
 
