@@ -18,7 +18,7 @@ from predict.device import library
 from predict.system import host
 from tests.fake_gpu import libraries
 from tests.fake_gpu.chosen import ENVIRONMENT
-from tests.support import tiny
+from tests.support import packed, tiny
 from tests.support.cpu_kernels import CANDIDATES, force, refusal
 from tests.support.golden import OPERATORS
 from tests.support.paths import DEMO, ROOT
@@ -64,6 +64,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     ):
         option.numprocesses, option.dist = NUM_PROCESSES, "loadscope"
         option.loadscopereorder = False
+
+
+def pytest_configure() -> None:
+    """Unpacks goldens, ahead of xdist's workers and of what reads them at collection."""
+    packed.unpack()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

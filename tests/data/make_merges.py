@@ -23,6 +23,7 @@ import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.data.files import write_json
+from tests.support.packed import pack
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE / "merges"
@@ -308,6 +309,7 @@ def main() -> None:
             }
     text = json.dumps(golden, ensure_ascii=False, separators=(",", ":")) + "\n"
     (HERE / "merges.json").write_text(text, encoding="utf-8")
+    pack(HERE / "merges.json")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from tests.golden.golden import Array, Source
 from tests.golden.hf_models import HFModel, HFSource
 from tests.golden.numpy_families import NUMPY_CASES
 from tests.golden.numpy_source import NumpySource
+from tests.support.packed import pack_weights
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -124,6 +125,7 @@ def make_case(name: str, source: Source) -> None:
         (folder / "golden.json").write_text(to_json(golden), encoding="utf-8")
         shutil.rmtree(HERE / name, ignore_errors=True)
         shutil.copytree(folder, HERE / name, copy_function=shutil.copyfile)
+        pack_weights(HERE / name)
     size = sum(path.stat().st_size for path in (HERE / name).iterdir())
     print(
         f"{name:24} {size / 1000:6.1f} kB  seed {golden['seed']:3d}  margin "

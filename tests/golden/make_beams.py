@@ -24,6 +24,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor
 
+from tests.support.packed import pack, unpack
+
 HERE = Path(__file__).resolve().parent
 DEMO = "examples/demo_model"
 NOISE = 2e-4  # float32 sums in another order differ by about 1e-5 here
@@ -163,6 +165,7 @@ def load(directory: Path) -> Any:
 def main() -> None:
     """Writes beams.json."""
     torch.set_num_threads(1)
+    unpack(HERE)
     entries: list[dict[str, Any]] = []
     for name in ("llama_gqa", "qwen2", "mistral_window", DEMO):
         if name == DEMO:
@@ -180,6 +183,7 @@ def main() -> None:
     lines = ",\n".join(json.dumps(entry) for entry in entries)
     text = f'{{"transformers": "{transformers.__version__}", "searches": [\n{lines}\n]}}\n'
     (HERE / "beams.json").write_text(text)
+    pack(HERE / "beams.json")
 
 
 if __name__ == "__main__":

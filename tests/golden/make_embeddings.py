@@ -19,11 +19,14 @@ import numpy as np
 import torch
 from transformers import AutoModel
 
+from tests.support.packed import unpack
+
 HERE = Path(__file__).resolve().parent
 CASES = ("gemma2_9b", "gpt2_small", "llama_gqa", "mixtral_8x7b", "opt_350m", "qwen3")
 
 
 def main() -> None:
+    unpack(HERE)
     made: dict[str, Any] = {}
     for case in CASES:
         prompts = json.loads((HERE / case / "golden.json").read_text())["prompts"]

@@ -25,6 +25,7 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from tests.support.drafters import MTP_CASES, MTP_PROMPT, mtp_tensors
+from tests.support.packed import unpack
 
 HERE = Path(__file__).resolve().parent
 
@@ -58,6 +59,7 @@ def drafted(case: str, last: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
+    unpack(HERE)
     made: dict[str, Any] = {}
     for case, last in MTP_CASES.items():
         made[f"{case}/logits"], made[f"{case}/tokens"] = drafted(case, last)

@@ -46,6 +46,7 @@ from tests.golden.numpy_models import (
     silu,
 )
 from tests.golden.prefixes import random_prefix
+from tests.support.packed import unpack
 
 HERE = Path(__file__).resolve().parent
 LENGTHS = (5, 16, 21, 40)  # no multiple of a block, one of 16, more than a block
@@ -173,6 +174,7 @@ def entry(name: str, num_tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     """Writes prefixes.json."""
+    unpack(HERE)
     entries = [entry(name, length) for name in CASES for length in LENGTHS]
     for each in entries:
         print(f"{each['model']}, {each['num_tokens']} tokens: margin {each['min_margin']:.4f}")

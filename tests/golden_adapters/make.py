@@ -36,6 +36,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 
 from tests.golden.families import CASES as BASES
 from tests.golden.hf_models import HFModel, HFSource
+from tests.support.packed import pack_weights, unpack
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
@@ -196,6 +197,7 @@ def make(name: str) -> None:
         (folder / "golden.json").write_text(json.dumps(golden) + "\n", encoding="utf-8")
         shutil.rmtree(HERE / name, ignore_errors=True)
         shutil.copytree(folder, HERE / name, copy_function=shutil.copyfile)
+        pack_weights(HERE / name)
     size = sum(path.stat().st_size for path in (HERE / name).iterdir())
     print(f"{name:20} {size / 1000:6.1f} kB  seed {seed:3d}  margin {golden['min_margin']:.4f}")
 
@@ -203,5 +205,7 @@ def make(name: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(CASES))
-    for chosen in parser.parse_args().names:
+    names = parser.parse_args().names
+    unpack(GOLDEN)
+    for chosen in names:
         make(chosen)

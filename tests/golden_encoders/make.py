@@ -26,6 +26,8 @@ from safetensors.torch import save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.support.packed import pack_weights
+
 HERE = Path(__file__).resolve().parent
 CORPUS = [
     "the capital of france is paris, and paris lies on the river seine",
@@ -308,6 +310,7 @@ def main() -> None:
     tokens: dict[str, Any] = {}
     for case in CASES:
         make(case, found, tokens)
+        pack_weights(HERE / case)
     made: dict[str, Any] = {k: np.asarray(v) for k, v in found.items()}
     np.savez_compressed(HERE / "golden.npz", **made)
     (HERE / "texts.json").write_text(

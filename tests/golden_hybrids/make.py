@@ -23,6 +23,8 @@ import torch
 import transformers
 from transformers.models import qwen3_5, qwen3_5_moe
 
+from tests.support.packed import pack_weights
+
 HERE = Path(__file__).resolve().parent
 LENGTHS = (1, 63, 64, 65, 200)
 NUM_NEW_TOKENS, MIN_MARGIN = 16, 1e-2
@@ -170,6 +172,7 @@ def main() -> None:
         shutil.rmtree(HERE / name, ignore_errors=True)
         model.bfloat16().save_pretrained(HERE / name)
         (HERE / name / "generation_config.json").unlink()
+        pack_weights(HERE / name)
         print(name, np.abs(arrays[f"{name}/logits"]).max(), flush=True)
     np.savez_compressed(HERE / "golden.npz", **arrays)
     (HERE / "golden.json").write_text(json.dumps(golden))

@@ -48,6 +48,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from predict.loading.checkpoint import Checkpoint
 from tests.support.made_weights import write_checkpoint
+from tests.support.packed import pack_weights
 from tests.support.pictures import (
     NUM_SAMPLED,
     SIZES,
@@ -620,6 +621,7 @@ def make_case(name: str) -> None:
         (folder / "golden.json").write_text(json.dumps(golden))
         shutil.rmtree(HERE / name, ignore_errors=True)
         shutil.copytree(folder, HERE / name, copy_function=shutil.copyfile)
+        pack_weights(HERE / name)
     size = sum(path.stat().st_size for path in (HERE / name).iterdir())
     print(f"{name}: seed {golden['seed']}, margin {golden['min_margin']:.3f}, {size / 1000:.0f} kB")
 

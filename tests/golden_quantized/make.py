@@ -3,8 +3,8 @@
 Needs torch, transformers 5, gptqmodel, llmcompressor, compressed-tensors and autoawq; the tests
 that read the files need none of them:
 
-    python tests/golden_quantized/make.py            # everything
-    python tests/golden_quantized/make.py gptq_sym   # some cases by name
+    python -m tests.golden_quantized.make            # everything
+    python -m tests.golden_quantized.make gptq_sym   # some cases by name
 
 One folder per case: a tiny Llama of random weights, quantized and written by the library named in
 `CASES`, and golden.json:
@@ -15,7 +15,7 @@ One folder per case: a tiny Llama of random weights, quantized and written by th
 
 GPTQModel leaves its logs in the folder that it is run in.
 
-Only what a checkpoint needs is kept: config.json and model.safetensors.
+Only what a checkpoint needs is kept: config.json and model.safetensors, the latter compressed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # its loader wants two, wha
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from tests.support.packed import pack_weights
 
 HERE = Path(__file__).resolve().parent
 TOKENIZER = HERE.parent / "data" / "tokenizers" / "byte_level"  # the libraries insist on one
@@ -305,6 +307,7 @@ def make(name: str) -> None:
         "weights": {f"model.{key}": describe(weight) for key, weight in sorted(weights.items())},
     }
     (out / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
+    pack_weights(out)
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.packed import pack
 from tests.support.real_models import MODELS, WINDOW, download, heldout_text
 
 HERE = Path(__file__).resolve().parent
@@ -133,6 +134,7 @@ def main() -> None:
     for name in sys.argv[2:] or MODELS:
         made = record(name, paths[name])
         (HERE / f"{name}.json").write_text(json.dumps(made, ensure_ascii=False) + "\n")
+        pack(HERE / f"{name}.json")
         print(name, {k: v for k, v in made.items() if isinstance(v, (int, float))})
 
 

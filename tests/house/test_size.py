@@ -6,6 +6,7 @@ import ast
 import subprocess
 from pathlib import Path
 
+from tests.support import packed
 from tests.support.paths import ROOT
 
 MOST_BYTES = 50 << 20
@@ -30,6 +31,7 @@ def tracked() -> list[Path]:
         path
         for path in ROOT.rglob("*")
         if path.is_file()
+        and not Path(f"{path}{packed.SUFFIX}").exists()
         and not any(
             part in IGNORED or part.endswith(".egg-info") for part in path.relative_to(ROOT).parts
         )
