@@ -134,30 +134,43 @@ class Pool {
     if (count > 1 && workers_.empty()) start_workers();
     region_.num_threads = count;
     inside_region = true;
+    int num_loops = internal::kMaxLoops;
     if (count == 1) {
-      region_.reset_loops(fn(context, region_, 0));
+      num_loops = run_part(fn, context, 0);
     } else {
       fn_ = fn;
       context_ = context;
       // Releases fn_, context_, num_threads and the loops' zeros to those who enter().
       members_.store(kOpen, std::memory_order_release);
       publish();
-      const int num_loops = fn(context, region_, 0);
+      num_loops = run_part(fn, context, 0);
       // From here on nobody enters; the context lives until those inside have left. Acquires what
       // those wrote who have left already, as the loads below do of the others: each leave()
       // releases, and stands in one release sequence with those behind it. It need not release:
       // this thread's own writes are its caller's.
       members_.fetch_and(~kOpen, std::memory_order_acq_rel);
       spin_until([&] { return members_.load(std::memory_order_acquire) == 0; });
-      region_.reset_loops(num_loops);
     }
+    region_.reset_loops(num_loops);
     inside_region = false;
+    if (region_.failed.exchange(false, std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
  private:
   Pool() { size_.store(default_num_threads(), std::memory_order_relaxed); }
 
   static constexpr uint32_t kOpen = 1u << 31;
+
+  // Returns the number of loops, all that there may be where memory ended.
+  int run_part(internal::RegionFn fn, void* context, int thread) {
+    try {
+      return fn(context, region_, thread);
+    } catch (const std::bad_alloc&) {
+      // Releases nothing that is used; whoever waits must only see it at some time.
+      region_.failed.store(true, std::memory_order_relaxed);
+      return internal::kMaxLoops;
+    }
+  }
 
   // The ticket is counted up, then sleepers are looked for; who goes to sleep counts itself, then
   // looks at the ticket. All four are sequentially consistent: in their one order either the ticket
@@ -212,7 +225,7 @@ class Pool {
     while (!stopping_.load(std::memory_order_acquire)) {
       seen = wait_for_ticket(seen);
       if (!enter()) continue;
-      if (thread < region_.num_threads) fn_(context_, region_, thread);
+      if (thread < region_.num_threads) run_part(fn_, context_, thread);
       leave();
     }
   }
@@ -275,9 +288,14 @@ void run_region(int max_threads, RegionFn fn, void* context) {
 
 }  // namespace internal
 
-void Team::wait_for(const std::atomic<int64_t>& done, int64_t count) {
+void Team::wait_for(const std::atomic<int64_t>& done, int64_t count,
+                    const internal::Region& region) {
   // Acquire: as in barrier().
-  spin_until([&] { return done.load(std::memory_order_acquire) == count; });
+  spin_until([&] {
+    return done.load(std::memory_order_acquire) == count ||
+           region.failed.load(std::memory_order_relaxed);
+  });
+  if (region.failed.load(std::memory_order_relaxed)) throw std::bad_alloc();
 }
 
 int num_threads() { return Pool::instance().size(); }
@@ -298,23 +316,22 @@ void* Scratch::take_bytes(size_t bytes) {
     ++block_;
     used_ = 0;
   }
-  if (block_ == num_blocks_) add_block(bytes);
+  if (block_ == num_blocks_ && !add_block(bytes)) throw std::bad_alloc();
   void* pointer = blocks_[block_].data + used_;
   used_ += bytes;
   return pointer;
 }
 
-void Scratch::add_block(size_t bytes) {
+bool Scratch::add_block(size_t bytes) {
   constexpr size_t kHugePage = size_t{2} << 20;
+  if (num_blocks_ == kMaxBlocks) return false;
   size_t size = std::max(bytes, num_blocks_ ? blocks_[num_blocks_ - 1].size * 2 : kHugePage);
   size = (size + kHugePage - 1) & ~(kHugePage - 1);
   char* data = static_cast<char*>(std::aligned_alloc(kHugePage, size));
-  if (!data || num_blocks_ == kMaxBlocks) {
-    std::fprintf(stderr, "regatta: out of memory for %zu bytes of scratch\n", size);
-    std::abort();
-  }
+  if (!data) return false;
   madvise(data, size, MADV_HUGEPAGE);  // activations of a prefill: spare the TLB
   blocks_[num_blocks_++] = {data, size};
+  return true;
 }
 
 void Scratch::rewind(int block, size_t used) {
@@ -328,7 +345,7 @@ void Scratch::rewind(int block, size_t used) {
       std::free(blocks_[i].data);
     }
     num_blocks_ = 0;
-    add_block(total);
+    if (!add_block(total)) return;  // the next take tries again
   }
 }
 

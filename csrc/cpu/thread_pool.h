@@ -21,7 +21,8 @@
 //  * Which thread does a piece changes from run to run: a result must not depend on it.
 //  * Memory shared by the team comes from the caller's scratch, taken before the region
 //    (Scratch::mine()); memory of one thread from team.scratch() inside it.
-//  * No exceptions, no Paddle calls inside a region. A nested parallel() runs on one thread.
+//  * No Paddle calls inside a region, and no exceptions but that of Scratch where memory ends: it
+//    ends the region, and parallel() throws it. A nested parallel() runs on one thread.
 //  * Memory order is argued at each atomic, by what C++ promises: x86 keeps stores and loads in
 //    order by itself, Arm does not. ThreadSanitizer checks it (tests/csrc/test_thread_pool.py).
 //  * Workers spin for kSpinMicroseconds after a region, then sleep: back-to-back ops start in well
@@ -45,7 +46,8 @@ class Scratch {
 
   static Scratch& mine();  // the calling thread's arena
 
-  // Pointers stay valid until the enclosing Scope ends, also when the arena has to grow.
+  // Pointers stay valid until the enclosing Scope ends, also when the arena has to grow. Throws
+  // std::bad_alloc.
   void* take_bytes(size_t bytes);
   template <class T>
   T* take(int64_t count) {
@@ -69,7 +71,7 @@ class Scratch {
 
  private:
   static constexpr int kMaxBlocks = 32;
-  void add_block(size_t bytes);
+  bool add_block(size_t bytes);  // false: there is no memory
   void rewind(int block, size_t used);
 
   struct Block {
@@ -98,6 +100,7 @@ struct Region {
   };
   Loop loops[kMaxLoops];
   int num_threads = 1;
+  std::atomic<bool> failed{false};  // a thread has thrown: its work will never be done
 
   // Relaxed: only when no thread is inside; the next region's opening releases the zeros.
   void reset_loops(int count) {
@@ -182,7 +185,7 @@ class Team {
       const std::atomic<int64_t>& done = region_.loops[num_finished_].done;
       // Acquire: pairs with the additions in for_chunks() and for_guided().
       if (done.load(std::memory_order_acquire) != counts_[num_finished_]) {
-        wait_for(done, counts_[num_finished_]);
+        wait_for(done, counts_[num_finished_], region_);
       }
     }
   }
@@ -196,7 +199,8 @@ class Team {
   static int64_t guided_size(int64_t left, int64_t threads) {
     return left / (2 * threads) > 0 ? left / (2 * threads) : 1;
   }
-  static void wait_for(const std::atomic<int64_t>& done, int64_t count);
+  static void wait_for(const std::atomic<int64_t>& done, int64_t count,
+                       const internal::Region& region);
 
   internal::Region& region_;
   int thread_;
@@ -205,7 +209,9 @@ class Team {
   int64_t counts_[internal::kMaxLoops];
 };
 
-// Runs body(team) on min(max_threads, num_threads()) threads and returns when all are done.
+// Runs body(team) on min(max_threads, num_threads()) threads and returns when all are done. Throws
+// std::bad_alloc where one of them has no memory for its scratch; what they write is unfinished
+// then.
 template <class Body>
 void parallel(int max_threads, Body&& body) {
   using Fn = std::remove_reference_t<Body>;

@@ -198,6 +198,29 @@ void kernels_of_several_callers() {
   for (std::thread& caller : callers) caller.join();
 }
 
+// Where memory ends on one thread, the others leave their barriers, and the pool goes on.
+void a_thread_without_memory_ends_its_region() {
+  set_num_threads(3);
+  for (int64_t unlucky = 0; unlucky < 40; ++unlucky) {
+    bool thrown = false;
+    try {
+      parallel([&](Team& team) {
+        for (int loop = 0; loop < 3; ++loop) {
+          team.for_each(20, [&](int64_t i) {
+            Scratch::Scope scope(team.scratch());
+            team.scratch().take<char>(loop == 1 && i == unlucky ? int64_t{1} << 50 : 64);
+          });
+          team.barrier();
+        }
+      });
+    } catch (const std::bad_alloc&) {
+      thrown = true;
+    }
+    CHECK(thrown == (unlucky < 20));
+    pipeline(3, 100);
+  }
+}
+
 // Work outside the team's loops: two threads change one number with nothing between them.
 void race() {
   set_num_threads(4);
@@ -233,6 +256,7 @@ int main(int argc, char** argv) {
       {"forked children start their own workers", forked_children_start_their_own_workers},
 #endif
       {"kernels of several callers", kernels_of_several_callers},
+      {"a thread without memory ends its region", a_thread_without_memory_ends_its_region},
   };
   for (const auto& each : kCases) {
     each.run();
