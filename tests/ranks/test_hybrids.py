@@ -40,10 +40,11 @@ from tests.support.rank_cuts import SCHEMES, check_cut
 from tests.support.rank_models import RankProcesses
 
 needs_library = pytest.mark.skipif(library.find() is None, reason="needs the compiled library")
-PLAIN = {"inference_model": False}
+PLAIN, WHOLE = {"inference_model": False}, {"cut": {"whole_experts": True}}
 CASES: list[tuple[int, str, dict[str, Any]]] = [
     *((2, case, {}) for case in ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text")),
     *((2, case, {}) for case in ("lfm2_biases", "lfm2_moe")),
+    (2, "qwen3_5_moe_text", WHOLE),
     *((2, case, PLAIN) for case in ("qwen3_5", "lfm2_biases")),
     (4, "lfm2", {}),
 ]

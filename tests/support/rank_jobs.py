@@ -80,9 +80,11 @@ def check_golden(
         check_greedy(llm, case, which)
 
 
-def check_hybrid(rank: int, size: int, case: str, wanted: str = "", **settings: Any) -> None:
+def check_hybrid(
+    rank: int, size: int, case: str, wanted: str = "", cut: Any = None, **settings: Any
+) -> None:
     """The same of a golden whose layers keep states. wanted: a file of logits, in their place."""
-    with of_rank(rank, size, {}):
+    with of_rank(rank, size, cut or {}):
         llm = LLM(hybrids.config(case, **settings))
     logits = np.load(wanted) if wanted else hybrids.LOGITS[f"{case}/logits"]
     found = hybrids.last_logits(llm, hybrids.PROMPTS)

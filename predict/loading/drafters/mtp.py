@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from predict.errors import UserError
 from predict.loading.arrays import Turned
@@ -25,13 +26,19 @@ PADDLENLP = ("deepseek_v3_mtp.", "model.")  # what names begin with, as stored a
 
 def mtp(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
     """The layer that a model was trained with to draft; of the families that have one."""
-    values = {**(reader.values.get("text_config") or {}), **reader.values}
+    values = _of_text(reader)
     name = next((each for each in COUNTS if values.get(each)), COUNTS[0])
     if (count := values.get(name)) is not None and count != 1:
         raise UserError(
             f"{reader.path}: {name} is {count} (allowed: 1, the one layer that makes all drafts)"
         )
     return KINDS[target.model_type](checkpoint, target, reader)
+
+
+def _of_text(reader: ConfigReader) -> Mapping[str, Any]:
+    """What the file says of its text model."""
+    found = reader.values.get("text_config")
+    return found if isinstance(found, dict) else reader.values
 
 
 def check_family(target: DecoderSpec) -> None:
@@ -116,8 +123,7 @@ def _ernie(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) ->
 
 def _beside(checkpoint: Checkpoint, target: DecoderSpec, reader: ConfigReader) -> Found:
     """Qwen3-Next's and Qwen3.5's: a layer as the model's last one with attention."""
-    text = reader.values.get("text_config") or reader.values
-    if text.get("mtp_use_dedicated_embeddings"):
+    if _of_text(reader).get("mtp_use_dedicated_embeddings"):
         raise UserError(
             f"{reader.path}: mtp_use_dedicated_embeddings is true (allowed: false, the layer has "
             "the model's table of tokens); use another --speculate_method"
