@@ -21,7 +21,7 @@ from predict.errors import UserError
 from predict.images.limits import MAX_BYTES, MAX_PIXELS, MOST_PIXELS
 from predict.images.opening import opened
 from predict.images.pixels import Pixels
-from predict.system.guarded import LENGTH, EndedError, GuardedProcess, folders_of
+from predict.system.guarded import EndedError, GuardedProcess, folders_of
 
 # (a file's bytes, how pictures become patches, where it is) -> [height, width, 3], resized.
 Decode: TypeAlias = Callable[[bytes, Pixels, str], npt.NDArray[np.uint8]]
@@ -76,15 +76,12 @@ class DecodingProcess(GuardedProcess):
     def decode(self, data: bytes, pixels: Pixels, where: str) -> npt.NDArray[np.uint8]:
         """See Decode. Raises UserError for what is damaged, and for what takes too much."""
         asked = json.dumps({"where": where, "pixels": record_of(pixels)}).encode("ascii")
-        frame = b"".join((LENGTH.pack(len(asked)), LENGTH.pack(len(data)), asked, data))
         wall, is_whole = WALL_FACTOR * self.seconds + START_SECONDS, False
         with self._lock:
             try:
                 # Behind do_resize false pixels are as many as the file has.
                 most = 8 * MAX_BYTES + 4096
-                reply = self._exchange(frame, most, wall)
-                words, _, values = reply.partition(b"\n")
-                said = json.loads(words)
+                said, values = self._exchange(asked, data, most, wall)
                 is_whole = said.get("error") != "memory"
             except TimeoutError:
                 said = {"error": "wall"}

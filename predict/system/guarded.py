@@ -1,8 +1,7 @@
 """A Python process of one script that works on what strangers made, with limits.
 
 It has no secrets in its environment, and ends with the object that started it, or with the process
-of that, which closes its stdin. Requests and replies are frames: a length of 4 bytes,
-little-endian, and so many bytes.
+of that, which closes its stdin. guarded_worker.py is its program, and says what goes between.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from typing import Any
 
 from predict.errors import UserError
 
-LENGTH = struct.Struct("<I")
+WORKER = Path(__file__).with_name("guarded_worker.py")
+LENGTHS = struct.Struct("<II")
 # The other variables may hold secrets.
 ENVIRONMENT = ("TZ", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
@@ -49,7 +49,7 @@ class GuardedProcess:
     Thread-safe under its lock; a forked child starts its own.
     """
 
-    script: Path
+    script: Path  # see guarded_worker.py
     purpose = ""  # what it is for, and what to do where none can be started
     environment: Mapping[str, str] = {}  # beside ENVIRONMENT
 
@@ -67,7 +67,7 @@ class GuardedProcess:
         os.register_at_fork(after_in_child=after_fork)
 
     def settings(self) -> dict[str, Any]:
-        """What the script is given, as JSON, in its one argument."""
+        """What guarded_worker.py and the script are given, as JSON."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -76,8 +76,10 @@ class GuardedProcess:
             self._end()
         self._process = self._end = None
 
-    def _exchange(self, frame: bytes, most: int, seconds: float) -> bytes:
-        """The reply to a request, whose frame is whole; the lock is held.
+    def _exchange(
+        self, request: bytes, data: bytes, most: int, seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """The reply to a request, which is JSON, and the bytes behind it; the lock is held.
 
         most: bytes of a reply. Raises TimeoutError and EndedError, behind which the process must be
         stopped, and UserError where none can be started.
@@ -89,12 +91,14 @@ class GuardedProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            _write(process.stdin.fileno(), frame, deadline)
+            head = LENGTHS.pack(len(request), len(data))
+            _write(process.stdin.fileno(), b"".join((head, request, data)), deadline)
             out = process.stdout.fileno()
-            (size,) = LENGTH.unpack(_read(out, LENGTH.size, deadline))
-            if size > most:
+            num_words, size = LENGTHS.unpack(_read(out, LENGTHS.size, deadline))
+            if num_words + size > most:
                 raise EOFError  # it is not our worker that speaks
-            return _read(out, size, deadline)
+            words = _read(out, num_words, deadline)
+            return json.loads(words), _read(out, size, deadline)
         except (EOFError, BrokenPipeError, ConnectionResetError):
             raise EndedError(_code_of(process)) from None
 
@@ -102,7 +106,8 @@ class GuardedProcess:
         self.stop()
         # No site packages, no environment, no files of the current folder; and in a session of its
         # own, so that Ctrl-C is the parent's alone.
-        command = [sys.executable, "-I", "-S", "-B", str(self.script), json.dumps(self.settings())]
+        settings = json.dumps({"script": str(self.script), **self.settings()})
+        command = [sys.executable, "-I", "-S", "-B", str(WORKER), settings]
         kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         try:
             process = subprocess.Popen(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from predict.errors import UserError, quoted
-from predict.text.template_process import TextProcess
+from predict.text.template_process import MAX_OUTPUT, TextProcess
 
 MAX_LATEX = 2000  # characters of a formula
 CPU_SECONDS = 0.5  # of one; a real one takes a few milliseconds
@@ -41,7 +41,7 @@ class Formulas:
         if len(latex) > MAX_LATEX:
             raise UserError(f"latex has {len(latex)} characters (allowed: {MAX_LATEX}); shorten it")
         body = json.dumps({"latex": latex, "display": display}).encode("ascii")
-        reply = self._process.exchange(body)
+        reply = self._process.exchange(body, MAX_OUTPUT)
         if "tree" not in reply:
             why = reply.get("message") or "it takes too much time or memory"
             raise UserError(f"latex {quoted(latex)} is no formula: {why}")

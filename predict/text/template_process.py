@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from predict.system.guarded import LENGTH, EndedError, GuardedProcess, folders_of
+from predict.system.guarded import EndedError, GuardedProcess, folders_of
 
 WORKER = Path(__file__).with_name("template_worker.py")
 PACKAGES = ("jinja2", "markupsafe")
@@ -58,21 +58,18 @@ class TextProcess(GuardedProcess):
             "max_message": MAX_MESSAGE,
         }
 
-    def exchange(self, body: bytes) -> dict[str, Any]:
+    def exchange(self, body: bytes, most: int) -> dict[str, Any]:
         """The reply to one request; the process ends where there is none, or at a limit.
 
-        Raises UserError where no process can be started.
+        most: characters of it. Raises UserError where no process can be started.
         """
         with self._lock:
-            return self._reply(body)
+            return self._reply(body, 12 * most + (1 << 16))  # no character takes more than 12
 
-    def _reply(self, body: bytes) -> dict[str, Any]:
-        # The output may hold the conversation as often as twice; no character takes more than 12.
-        most = MAX_OUTPUT + 2 * len(body)
-        frame = LENGTH.pack(most) + LENGTH.pack(len(body)) + body
+    def _reply(self, body: bytes, most: int) -> dict[str, Any]:
         reply: dict[str, Any] = {"error": "wall"}
         try:
-            reply = json.loads(self._exchange(frame, 12 * most + (1 << 16), WALL_SECONDS))
+            reply, _ = self._exchange(body, b"", most, WALL_SECONDS)
         except TimeoutError:
             pass
         except EndedError as error:
@@ -116,7 +113,8 @@ class TemplateProcess(TextProcess):
             raise RenderError(
                 "limit", f"the conversation has {len(body)} bytes (allowed: {MAX_INPUT_BYTES})"
             )
-        reply = self.exchange(body)
+        most = MAX_OUTPUT + 2 * len(body)  # it may hold the conversation as often as twice
+        reply = self.exchange(b'%s, "most": %d}' % (body[:-1], most), most)
         if "text" in reply:
             return str(reply["text"])
         kind = reply["error"]

@@ -1,72 +1,33 @@
-"""Renders chat templates in a process of its own: a script of jinja2 and the standard library.
+"""Renders chat templates, in the process of predict.text.template_process.
 
-Templates come with downloads. Jinja's sandbox keeps them from Python's objects; this process limits
-their time and memory, may write no file, and has no secrets. Its one argument is JSON:
-{"paths", "memory_bytes", "cpu_seconds", "max_message"}. A request on stdin is two
-numbers of 4 bytes, little-endian (the characters that may be printed, and a length), then JSON of
-that length; a reply on stdout is a length and JSON. See predict.text.template_process.
+Templates come with downloads. Jinja's sandbox keeps them from Python's objects; the process limits
+their time and memory, may write no file, and has no secrets. A request is {"parts",
+"keep_trailing_newline", "most"}, the last one the characters that may be printed.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import resource
-import signal
-import struct
-import sys
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any
 
-LENGTH = struct.Struct("<I")
 NUM_COMPILED = 32  # templates kept, as PaddleNLP's have several parts
 
 
-def main() -> int:
-    """Answers requests until stdin ends, or until memory does."""
-    settings = json.loads(sys.argv[1])
-    sys.path += settings["paths"]
+def answerer(settings: dict[str, Any]) -> Callable[[dict[str, Any], bytes], Any]:
+    """See predict.system.guarded_worker."""
     compiled = functools.lru_cache(NUM_COMPILED)(_compile)
     environments = [_environment(keep) for keep in (False, True)]
-    _limit(settings["memory_bytes"])
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # whatever the parent does with it
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    while head := source.read(2 * LENGTH.size):
-        # The kernel ends the process when its time is over, whatever C function it is in.
-        signal.setitimer(signal.ITIMER_PROF, settings["cpu_seconds"])
-        going_on = True
-        try:
-            (most,), (size,) = LENGTH.iter_unpack(head)
-            request = json.loads(source.read(size))
-            environment = environments[request["keep_trailing_newline"]]
-            template_of = functools.partial(compiled, environment)
-            reply = _render(request["parts"], template_of, most, settings["max_message"])
-        except MemoryError:
-            reply, going_on = {"error": "memory"}, False
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(sink, reply)
-        if not going_on:
-            return 1
-    return 0
 
+    def answer(request: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        environment = environments[request["keep_trailing_newline"]]
+        template_of = functools.partial(compiled, environment)
+        most, max_message = request["most"], settings["max_message"]
+        return _render(request["parts"], template_of, most, max_message), b""
 
-def _send(sink: BinaryIO, reply: dict[str, Any]) -> None:
-    body = json.dumps(reply).encode("ascii")
-    sink.write(LENGTH.pack(len(body)) + body)
-    sink.flush()
-
-
-def _limit(memory_bytes: int) -> None:
-    limits = {
-        resource.RLIMIT_AS: memory_bytes,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NOFILE: 16,
-        resource.RLIMIT_NPROC: 0,
-    }
-    for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
+    return answer
 
 
 def _compile(environment: Any, source: str) -> Any:
@@ -149,7 +110,3 @@ def _environment(keep_trailing_newline: bool) -> Any:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,17 +28,9 @@ JSON_READERS = {"json.load", "json.loads"}
 OWN_JSON = {
     ("predict/device/library.py", "self.handle.regatta_cpu_info()"),
     ("predict/device/devices.py", "device_library().regatta_device_info()"),
-    (
-        "predict/text/template_process.py",
-        "self._exchange(frame, 12 * most + (1 << 16), WALL_SECONDS)",
-    ),  # template_worker.py's reply
-    ("predict/images/decoding.py", "words"),  # worker.py's reply
-    ("predict/images/worker.py", "sys.argv[1]"),  # decoding.py's settings
-    ("predict/images/worker.py", "source.read(asked)"),  # and its request
-    ("predict/text/template_worker.py", "sys.argv[1]"),  # template_process.py's settings
-    ("predict/text/template_worker.py", "source.read(size)"),  # and its request
-    ("predict/text/formula_worker.py", "sys.argv[1]"),  # the same of formulas
-    ("predict/text/formula_worker.py", "source.read(size)"),
+    ("predict/system/guarded.py", "words"),  # guarded_worker.py's reply
+    ("predict/system/guarded_worker.py", "sys.argv[1]"),  # guarded.py's settings
+    ("predict/system/guarded_worker.py", "source.read(asked)"),  # and its request
     ("predict/text/guides.py", "grammar"),  # a grammar that it made
     ("predict/cli/identity.py", "json.dumps(values, default=dict)"),  # a copy
     ("predict/cli/journal.py", "line"),  # a line that it wrote
