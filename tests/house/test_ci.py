@@ -51,7 +51,7 @@ def test_every_stage_has_a_budget() -> None:
     budgets = RUN[RUN.index("minutes=(") : RUN.index(")\n", RUN.index("minutes=("))]
     stages = set(re.findall(r'^begin "?([^"\n]*)"?$', RUN, re.MULTILINE))
     assert stages == {name.strip('"') for name in re.findall(r"\[([^]]*)\]=\d+", budgets)}
-    assert re.search(r"^timeout .* pytest --slow -m slow\b", RUN, re.MULTILINE)
+    assert re.search(r"^timeout .* \\\n  pytest --slow -m slow\b", RUN, re.MULTILINE)
 
 
 def test_every_cuda_source_is_compiled_for_each_architecture_that_it_tells_apart() -> None:
@@ -81,6 +81,20 @@ def test_quick_tests_are_of_every_room() -> None:
     needing = {f"tests/{room}" for room in ("examples", "fake_device", "fake_gpu", "gpu", "ray")}
     found = {str(path.parent.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
     assert found - needing == rooms
+
+
+def test_seconds_are_told_by_file(tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    cases = [("tests.ops.test_tiles", 2.0), ("tests.test_llm.TestX", 0.5), ("tests.test_llm", 9.6)]
+    rows = "".join(f'<testcase classname="{name}" time="{time}"/>' for name, time in cases)
+    report.write_text(f"<testsuites><testsuite>{rows}</testsuite></testsuites>")
+    command = [sys.executable, str(ROOT / ".ci" / "seconds"), str(report)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert [line.split() for line in said.splitlines()] == [
+        ["tests.test_llm", "2", "tests", "10", "s"],
+        ["tests.ops.test_tiles", "1", "tests", "2", "s"],
+        ["all", "3", "tests", "12", "s"],
+    ]
 
 
 def test_coverage_is_told_by_room(tmp_path: Path) -> None:
