@@ -26,6 +26,7 @@ from predict.loading.safetensors_writer import shard_name, shards_of, write_inde
 from predict.nn.decoder import Decoder, map_tensors
 from predict.nn.places import PrefixPlacing, StepPlacing, placing_of
 from predict.ops import records
+from predict.system.files import read_json_object
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -308,7 +309,7 @@ def holds_folder(folder: Path) -> bool:
     """Whether a folder holds an export alone: the files that it lists, of their sizes."""
     try:
         check_replaced(folder)
-        listed = json.loads((folder / FILE_NAME).read_bytes())["files"]
+        listed = read_json_object(folder / FILE_NAME)["files"]
         found = {p.name: p.stat().st_size for p in folder.iterdir() if p.name != FILE_NAME}
         return {name: file["num_bytes"] for name, file in listed.items()} == found
     except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):

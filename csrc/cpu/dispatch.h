@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "features.h"
+#include "cpu_features.h"
 #include "isas.h"
 #include "regatta/types.h"
 

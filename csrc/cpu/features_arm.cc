@@ -3,7 +3,7 @@
 
 #include <sys/auxv.h>
 
-#include "features.h"
+#include "cpu_features.h"
 
 namespace regatta::cpu {
 namespace {

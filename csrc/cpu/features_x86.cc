@@ -7,7 +7,7 @@
 
 #include <cstdlib>
 
-#include "features.h"
+#include "cpu_features.h"
 #include "isas.h"
 
 namespace regatta::cpu {

@@ -88,7 +88,7 @@ class Tower:
     # resampled in float32.
     learned: npt.NDArray[np.float32] | None = None
     class_row: Tensor | None = None  # [1, W] the class token with its position
-    kept: dict[str, Any] = field(default_factory=dict)  # by backend, its KeptLayers
+    kept: dict[str, Any] = field(default_factory=dict)  # by backend, its kept_layers()
     positions: KeptPositions = field(default_factory=KeptPositions)
 
     @property
@@ -114,7 +114,7 @@ class Tower:
         """See Encoder: it stops ahead of the layers, and behind each run of `max_layers`."""
         given, cache = pass_inputs(self, first, grids, dtype, place)
         if ops.__name__ not in self.kept:
-            self.kept[ops.__name__] = ops.KeptLayers()
+            self.kept[ops.__name__] = ops.kept_layers()
         kept = self.kept[ops.__name__]
         yield from passing(ops, self, given, cache, rows, max_layers, kept)
 

@@ -421,7 +421,12 @@ def layers(
     return composed.in_turn(_OPS, runs, hidden, inputs, tree_mask, rows)
 
 
-class KeptLayers:
+def kept_layers() -> Callable[..., tuple[Tensor, list[Tensor]]]:
+    """`layers` for the same ones again and again: see _KeptLayers."""
+    return _KeptLayers()
+
+
+class _KeptLayers:
     """`layers` whose weights are gathered once; their caches and rotary table are each call's.
 
     Of layers that stay where they are, and are called in the same parts. ropes: one table.

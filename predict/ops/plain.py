@@ -764,7 +764,7 @@ def add_images(hidden: Tensor, table: Tensor, rows: Tensor) -> Tensor:
     return hidden + take_or(table, rows, paddle.zeros([1, hidden.shape[1]], hidden.dtype))
 
 
-def KeptLayers() -> Callable[..., tuple[Tensor, list[Tensor]]]:  # noqa: N802
+def kept_layers() -> Callable[..., tuple[Tensor, list[Tensor]]]:
     return layers
 
 

@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not built.is_file():
         pytest.skip("the library is not built")
     root = tmp_path_factory.mktemp("wheel")
-    listed = ["setup.py", "pyproject.toml", "README.md", "LICENSE", "csrc/*.py"]
+    listed = ["setup.py", "pyproject.toml", "README.md", "LICENSE", "csrc/*.py", "csrc/flags.txt"]
     listed += ["regatta/*", "predict/**/*", "export/**/*.py", "quant/**/*.py"]
     for pattern in listed:
         for path in ROOT.glob(pattern):

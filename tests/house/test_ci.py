@@ -133,7 +133,7 @@ def test_unknown_check_is_refused_with_the_known_names() -> None:
 
 
 def test_source_that_clang_format_would_change_fails_the_check(tmp_path: Path) -> None:
-    for folder in (".ci", "csrc/cuda", "tests", "benchmarks"):
+    for folder in (".ci", "csrc/cuda", "tests", "benchmarks", "examples"):
         (tmp_path / folder).mkdir(parents=True)
     for name in (".ci/style", ".clang-format"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
     "csrc/*.py",
+    "csrc/flags.txt",
     "csrc/include/regatta/abi.h",
     "predict/*.py",
     "predict/device/*.py",

@@ -15,7 +15,10 @@ from tests.support.sanitizers import environment, last_isa_alone
 
 # What the engine calls besides.
 KERNELS = [build.CSRC / "cpu" / f"{name}.cc" for name in ("sample", "thread_pool")]
-KERNELS += [build.CSRC / "cpu" / f"{name}.cc" for name in ("dispatch", "cpu_info")]
+KERNELS += [
+    build.CSRC / "cpu" / f"{name}.cc"
+    for name in ("dispatch", "cpu_info", "features_x86", "features_arm")
+]
 
 
 def compiled(names: Sequence[str], sanitizers: Sequence[str], folder: Path) -> list[Path]:
