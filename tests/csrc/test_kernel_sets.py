@@ -56,8 +56,10 @@ def test_set_that_the_cpu_lacks_is_refused_by_name() -> None:
 LISTS = {"x86_64": "isas_x86.h", "aarch64": "isas_arm.h"}
 ROW = '  ROW(kTwins, "twins", twins, false, false, "", __VA_ARGS__)'
 # Operators of rows, which are compiled in seconds, and what the list is read by.
-ROWS = ("dispatch", "features_x86", "features_arm", "thread_pool")
-ROWS += ("activate", "add", "norm", "pack_dense", "communicator")
+ROWS = (
+    *("dispatch", "features_x86", "features_arm", "thread_pool"),
+    *("activate", "add", "norm", "pack_dense", "communicator"),
+)
 
 
 def with_twins(csrc: Path) -> dict[str, int]:

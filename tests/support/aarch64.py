@@ -32,8 +32,9 @@ def missing() -> str:
 
 
 def kernel_sources() -> list[Path]:
-    """The kernels, and of the blocks what knows no runtime."""
+    """The kernels, and of the blocks what reads no record."""
     blocks = [path for path in (build.CSRC / "blocks").rglob("*.cc") if path.name != "kind.cc"]
+    blocks.append(build.CSRC / "runtime" / "rows.cc")
     return sorted([*(build.CSRC / "cpu").glob("*.cc"), *blocks])
 
 
@@ -61,6 +62,6 @@ def program(name: str, *sources: Path) -> Path:
 
 def run(cpu: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a program on one of qemu's CPUs. An instruction that it lacks ends the program."""
-    command = [_found(QEMUS), "-cpu", cpu, path, *arguments]
+    command = [_found(QEMUS), "-cpu", cpu, str(path), *arguments]
     environment = {**os.environ, "LC_ALL": "C"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
