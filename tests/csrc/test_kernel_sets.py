@@ -1,9 +1,8 @@
 """The CPU's kernel sets (csrc/cpu/isas.h): each operator of each against scalar.
 
 Those of x86 are swept by tests/ops, in Python. Those of Arm are made by a cross compiler and run by
-qemu, whose CPUs end a program at an instruction that they lack: a wrong choice shows. Once the
-runtime in C++ reads whole models, its program can be made and run the same way
-(tests/support/aarch64.py: program, run).
+qemu, whose CPUs end a program at an instruction that they lack: a wrong choice shows. Whole models
+run so in test_runtime_arm.py.
 """
 
 from __future__ import annotations

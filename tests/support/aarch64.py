@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ COMPILERS = ("aarch64-linux-gnu-g++", "aarch64-linux-gnu-g++-12")
 QEMUS = ("qemu-aarch64-static", "qemu-aarch64")
 FOLDER = build.BUILD_DIR / "aarch64"
 NATIVE = ROOT / "tests" / "native"
+JSON = Path("/usr/include/nlohmann")
 # -O1: half the time of -O3. char is unsigned on Arm by itself.
 FLAGS = ("-std=c++17", "-O1", "-DNDEBUG", "-Wall", "-Werror", "-pthread")
 
@@ -31,11 +33,14 @@ def missing() -> str:
     return f"not installed (Debian's packages): {', '.join(packages)}" if packages else ""
 
 
-def kernel_sources() -> list[Path]:
-    """The kernels, and of the blocks what reads no record."""
-    blocks = [path for path in (build.CSRC / "blocks").rglob("*.cc") if path.name != "kind.cc"]
-    blocks.append(build.CSRC / "runtime" / "rows.cc")
-    return sorted([*(build.CSRC / "cpu").glob("*.cc"), *blocks])
+def _json_folder() -> Path:
+    """An include folder with nlohmann's headers alone: those beside them are not of Arm."""
+    folder = FOLDER / "include"
+    folder.mkdir(parents=True, exist_ok=True)
+    if JSON.is_dir() and not (folder / JSON.name).exists():
+        with contextlib.suppress(FileExistsError):
+            (folder / JSON.name).symlink_to(JSON)
+    return folder
 
 
 @cache
@@ -44,13 +49,13 @@ def program(name: str, *sources: Path) -> Path:
 
     name: of the file, one for each list of sources.
     """
-    rules = build.compile_rule(
-        "compile", " ".join([_found(COMPILERS), *FLAGS, *build.OWN_HEADERS, f"-I'{NATIVE}'"])
-    )
+    folders = [f"-I'{NATIVE}'", f"-I'{_json_folder()}'"]
+    command = " ".join([_found(COMPILERS), *FLAGS, *build.OWN_HEADERS, *folders])
+    rules = build.compile_rule("compile", command)
     link = build.link_rule("link", f"{_found(COMPILERS)} -static -pthread $in")
     lines = ["ninja_required_version = 1.5", *rules, *link]
     objects = []
-    for source in (*kernel_sources(), *sources):
+    for source in (*build.kernel_sources(), *sources):
         made = f"obj/{source.relative_to(ROOT).with_suffix('.o')}"
         objects.append(made)
         lines += [f"build {made}: compile {build.escaped(source)}", f"  name = {source.name}"]
@@ -60,8 +65,13 @@ def program(name: str, *sources: Path) -> Path:
     return FOLDER / name
 
 
+def command(cpu: str, path: Path) -> tuple[str, ...]:
+    """What runs a program on one of qemu's CPUs. An instruction that it lacks ends the program."""
+    return (_found(QEMUS), "-cpu", cpu, str(path))
+
+
 def run(cpu: str, path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program on one of qemu's CPUs. An instruction that it lacks ends the program."""
-    command = [_found(QEMUS), "-cpu", cpu, str(path), *arguments]
+    """Runs a program with arguments. See `command`."""
     environment = {**os.environ, "LC_ALL": "C"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    words = [*command(cpu, path), *arguments]
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)

@@ -75,12 +75,12 @@ def steps_of(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int) -> lis
 
 
 def runtime_logits(
-    program: Path, folder: Path, steps: Sequence[Step], num_blocks: int
+    program: Sequence[str], folder: Path, steps: Sequence[Step], num_blocks: int
 ) -> list[npt.NDArray[np.float32]]:
-    """The logits of each step by the network of a folder."""
+    """The logits of each step by the network of a folder. program: with what it is run by."""
     given, made = folder.parent / "steps.bin", folder.parent / "logits.bin"
     given.write_bytes(b"".join(step.data() for step in steps))
-    command = [str(program), str(folder), str(num_blocks), str(given), str(made)]
+    command = [*program, str(folder), str(num_blocks), str(given), str(made)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     values = np.fromfile(made, np.float32)
@@ -92,7 +92,7 @@ def runtime_logits(
 
 def check_bits(program: Path, folder: Path, steps: Sequence[Step], num_blocks: int) -> None:
     """Raises AssertionError unless all logits are the same bits."""
-    found = runtime_logits(program, folder, steps, num_blocks)
+    found = runtime_logits([str(program)], folder, steps, num_blocks)
     for number, (step, logits) in enumerate(zip(steps, found, strict=True)):
         if step.inputs.row_kind == RowKind.NONE:
             continue
