@@ -69,8 +69,10 @@ def with_eyes(
     if is_blind or reads_text:
         return spec if is_static else replace(spec, vision=None)
     method, token = config.speculation.speculate_method, spec.vision.placeholder.token
+    degree = config.ranks.tensor_parallel_degree
     refused = {
         f"--device {config.model.device}": on_gpu and spec.vision.sees_itself,
+        f"--tensor_parallel_degree {degree} on GPUs": on_gpu and degree > 1,
         f"a vocab_size of {spec.vocab_size} and a placeholder {token}": token >= spec.vocab_size,
         f"--speculate_method {method}": method not in (None, *LOOKED_UP),
     }

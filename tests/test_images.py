@@ -292,6 +292,18 @@ def test_what_takes_no_step_with_a_whole_picture_is_refused(compiled: library.Li
         )
 
 
+def test_pictures_of_ranks_on_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows are exchanged on CPUs alone; on GPUs ranks begin with text."""
+    monkeypatch.setattr("predict.config.ranks.DEVICES", ("cpu", "gpu"))
+    folder = GOLDEN_IMAGES / "qwen2_5_vl"
+    config, spec = EngineConfig(model_name_or_path=str(folder)), read_spec(folder)[0]
+    two = config.changed(device="gpu", tensor_parallel_degree=2)
+    with pytest.raises(UserError, match="not go with --tensor_parallel_degree 2 on GPUs yet"):
+        with_eyes(two, spec, on_gpu=True)
+    assert with_eyes(two.changed(device="cpu"), spec, on_gpu=False).vision is not None
+    assert with_eyes(config.changed(device="gpu"), spec, on_gpu=True).vision is not None
+
+
 def test_text_alone_runs_where_some_kinds_read_no_pictures(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
