@@ -101,6 +101,13 @@ def test_other_systems_are_refused_by_name(system: str, source: Path, tmp_path: 
         run("cmake", "-S", source, "-B", tmp_path, f"-DCMAKE_SYSTEM_NAME={system}")
 
 
+def test_a_missing_json_library_is_named_ahead_of_compiling(tmp_path: Path) -> None:
+    nowhere = ["-DCMAKE_FIND_ROOT_PATH=/nowhere", "-DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY"]
+    nowhere += ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON", "-DREGATTA_TEXT=OFF"]
+    with pytest.raises(AssertionError, match="install nlohmann-json3-dev"):
+        run("cmake", "-S", library.SOURCE, "-B", tmp_path, *nowhere)
+
+
 def test_only_the_functions_of_the_header_are_exported() -> None:
     declared = set(re.findall(r"^REGATTA_API [^;(]*?(regatta_\w+)\(", HEADER.read_text(), re.M))
     assert len(declared) > 10
