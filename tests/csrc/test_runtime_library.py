@@ -260,10 +260,16 @@ def test_calls_and_damage_are_clean_under_sanitizers(folder: Path, tmp_path: Pat
     """All but the kernels, which tests/csrc/test_sanitizers.py has."""
     options = [*library.QUICK, f"-DREGATTA_FLAGS={SANITIZED}"]
     (prefix,) = cmake_packages.installed(library.SOURCE, library.INPUTS, options)
-    calls, opens = (
-        library.compiled(library.NATIVE / name, tmp_path, *SANITIZED.split(), prefix=prefix)
-        for name in ("runtime_calls.cc", "runtime_opens.cc")
+    native, example = library.NATIVE, library.EXAMPLES / "regatta_run.cc"
+    calls, opens, runs = (
+        library.compiled(source, tmp_path, *SANITIZED.split(), prefix=prefix)
+        for source in (native / "runtime_calls.cc", native / "runtime_opens.cc", example)
     )
+    # The engine closes behind the refusal, and tells the request ahead of it.
+    (tmp_path / "lines").write_text('{"ids": [5]}\n{"ids": [-1]}\n')
+    with pytest.raises(AssertionError, match="outside the vocabulary") as refused:
+        run(runs, folder, "--data_file", tmp_path / "lines")
+    assert "AddressSanitizer" not in str(refused.value)
     assert run(calls, folder) == "all is as promised\n"
     opened = Opener(opens)
     damage(folder, tmp_path, opened, 2000, 7)
