@@ -248,6 +248,7 @@ def first(values: dict[str, Any], block: int) -> Any:
 
 Edit = Callable[[dict[str, Any]], None]
 WEIGHTS = "model.safetensors"
+NORM, HEAD_NORM = "layers_0_0_norm_weight", "head_norm_weight"
 EDITS: dict[str, tuple[Edit, str]] = {
     "another version": (lambda v: v.update(version=2), "regatta.json has version 2"),
     "another target": (lambda v: v.update(target="sm_90"), 'has target "sm_90"'),
@@ -303,6 +304,10 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda v: v["layers"].append({"blocks": [], "cache": v["layers"][0]["cache"]}),
         "tensors more than the blocks need",
     ),
+    "a cache of given scales alone": (
+        lambda v: [each.update(cache=[{"tensor": NORM}]) for each in v["layers"]].clear(),
+        "layers has no layer with a cache",
+    ),
     "a block size of another": (lambda v: v.update(block_size=16), "cache[0].shape"),
     "a vocabulary beyond the table": (
         lambda v: v.update(vocab_size=10**6),
@@ -350,7 +355,17 @@ def with_header(data: bytes, change: Callable[[dict[str, Any]], Any]) -> bytes:
     return data[:8] + text.ljust(size) + data[8 + size :]
 
 
-NORM = "layers_0_0_norm_weight"
+def with_scalar(data: bytes) -> bytes:
+    """The file with a head whose norm has a weight without a dimension."""
+    size = int.from_bytes(data[:8], "little")
+    header = header_of(data)
+    begin, end = header[HEAD_NORM]["data_offsets"]
+    header[HEAD_NORM].update(shape=[], data_offsets=[begin, begin + 4])
+    rest = {"dtype": "U8", "shape": [end - begin - 4], "data_offsets": [begin + 4, end]}
+    text = json.dumps({**header, "padding.rest": rest}, separators=(",", ":")).encode()
+    return (size + 128).to_bytes(8, "little") + text.ljust(size + 128) + data[8 + size :]
+
+
 HEADERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "nothing": (lambda _: b"", "it has 0 bytes"),
     "a header beyond the file": (lambda d: (1 << 62).to_bytes(8, "little") + d[8:], "claims"),
@@ -393,3 +408,17 @@ def test_a_damaged_file_of_weights_is_refused_by_its_tensor(
     said = opened(folder)
     assert message in said
     assert WEIGHTS in said
+
+
+def test_a_tensor_without_a_dimension_is_none_that_a_block_takes(
+    small: Path, tmp_path: Path
+) -> None:
+    folder = linked(small, tmp_path, WEIGHTS)
+    data = with_scalar((small / WEIGHTS).read_bytes())
+    (folder / WEIGHTS).write_bytes(data)
+    values = described(small)
+    values["files"][WEIGHTS]["num_bytes"] = len(data)
+    (folder / runtime_folder.FILE_NAME).unlink()
+    (folder / runtime_folder.FILE_NAME).write_text(json.dumps(values))
+    # A head without its norm would run, and give other answers.
+    assert f'"{HEAD_NORM}", which has no dimension' in opened(folder)

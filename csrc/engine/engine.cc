@@ -63,6 +63,8 @@ class EngineOfNetwork final : public Engine {
   Status prepare(Request request, Sequence* sequence) const;
   bool is_on_callback() const { return is_stepping_ && thread_id_ == std::this_thread::get_id(); }
   bool step_unlocked(Lock* lock);
+  void end_all(std::vector<std::unique_ptr<Sequence>>* submitted, FinishReason reason,
+               const std::string& error);
   void step_until_closed();
 
   const std::unique_ptr<model::Network> network_;
@@ -117,8 +119,14 @@ Status EngineOfNetwork::submit(Request request, OnUpdate on_update, int64_t* id)
   if (is_closing_) return Status::error("the engine is closed; make another one");
   if (!broken_.empty()) return Status::error(broken_ + "; make another engine");
   *id = sequence->id = num_submitted_;
-  submitted_.push_back(std::move(sequence));
-  unfinished_.insert(num_submitted_++);
+  unfinished_.insert(num_submitted_);
+  try {
+    submitted_.push_back(std::move(sequence));
+  } catch (...) {  // refused, and nobody waits for it
+    unfinished_.erase(num_submitted_);
+    throw;
+  }
+  ++num_submitted_;
   changed_.notify_all();
   return {};
 }
@@ -203,40 +211,58 @@ bool EngineOfNetwork::step_unlocked(Lock* lock) {
   is_stepping_ = true;
   thread_id_ = std::this_thread::get_id();
   const bool closes = is_closing_;
-  std::string broken = broken_;
   std::vector<std::unique_ptr<Sequence>> submitted;
   std::vector<int64_t> cancelled;
   submitted.swap(submitted_);
   cancelled.swap(cancelled_);
   lock->unlock();
   bool ran = false;
+  std::string broken;  // broken_ changes on this thread alone
   try {
     for (std::unique_ptr<Sequence>& sequence : submitted) stepper_.add(std::move(sequence));
     for (const int64_t id : cancelled) stepper_.cancel(id);
-    if (!closes && broken.empty()) ran = stepper_.step();
+    if (!closes && broken_.empty()) ran = stepper_.step();
   } catch (const std::exception& error) {
     broken = std::string("the engine cannot go on: ") + error.what();
   }
   if (closes) {
-    stepper_.end_all(FinishReason::kAbort, "");
-  } else if (!broken.empty()) {
-    stepper_.end_all(FinishReason::kError, broken);
+    end_all(&submitted, FinishReason::kAbort, "");
+  } else if (!broken.empty() || !broken_.empty()) {
+    end_all(&submitted, FinishReason::kError, broken_.empty() ? broken : broken_);
   }
-  const std::vector<News> news = stepper_.take_news();
+  std::vector<News> news = stepper_.take_news();
   lock->lock();
-  broken_ = broken;
+  if (broken_.empty()) broken_.swap(broken);
   counters_ = stepper_.counters();
   for (const News& each : news) {
     if (each.ended) unfinished_.erase(each.update.request_id);
   }
   lock->unlock();
   for (const News& each : news) {
-    if (each.sequence->on_update) each.sequence->on_update(each.update);
+    try {
+      if (each.sequence->on_update) each.sequence->on_update(each.update);
+    } catch (...) {  // memory that ends while it is told: the next one is told, and no thread ends
+    }
   }
+  ran |= !news.empty();
+  news.clear();  // what has ended, its tokenizer's stream too: code of the caller, without a lock
   lock->lock();
   is_stepping_ = false;
   changed_.notify_all();
-  return ran || !news.empty();
+  return ran;
+}
+
+// submitted: those that are not null were not added. Where memory ends here, too, the next step
+// tells the rest.
+void EngineOfNetwork::end_all(std::vector<std::unique_ptr<Sequence>>* submitted,
+                              FinishReason reason, const std::string& error) {
+  try {
+    for (std::unique_ptr<Sequence>& sequence : *submitted) {
+      if (sequence) stepper_.add(std::move(sequence));
+    }
+    stepper_.end_all(reason, error);
+  } catch (const std::exception&) {
+  }
 }
 
 }  // namespace

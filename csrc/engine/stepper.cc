@@ -11,9 +11,10 @@ Stepper::Stepper(model::Network* network, const SchedulerConfig& config, int64_t
       scheduler_(config),
       sampler_(seed, network->facts().vocab_size) {}
 
-void Stepper::add(std::unique_ptr<Sequence> sequence) {
+void Stepper::add(std::unique_ptr<Sequence>&& sequence) {
   Sequence* const added = sequence.get();
-  sequences_[added->id] = std::move(sequence);
+  std::unique_ptr<Sequence>& place = sequences_[added->id];
+  place = std::move(sequence);
   scheduler_.add(added);
 }
 
@@ -102,8 +103,15 @@ void Stepper::end_all(FinishReason reason, const std::string& error) {
     scheduler_.end(sequence, reason);
     sequence->error = error;
   }
-  std::vector<Sequence*> all;  // those that ended in a step that was left amid, too
-  for (const auto& each : sequences_) all.push_back(each.second.get());
+  std::vector<Sequence*> all;  // those of a step that was left amid, too
+  for (const auto& each : sequences_) {
+    Sequence* const sequence = each.second.get();
+    if (sequence->finish_reason == FinishReason::kNone) sequence->finish_reason = reason;
+    if (sequence->finish_reason == FinishReason::kError && sequence->error.empty()) {
+      sequence->error = error;
+    }
+    all.push_back(sequence);
+  }
   std::sort(all.begin(), all.end(),
             [](const Sequence* a, const Sequence* b) { return a->id < b->id; });
   for (Sequence* sequence : all) tell(sequence, {});

@@ -24,8 +24,9 @@ class Stepper {
   // config.check() is ok. The network must live as long as this.
   Stepper(model::Network* network, const SchedulerConfig& config, int64_t seed);
 
-  // A request with limits, which set_limits() has set.
-  void add(std::unique_ptr<Sequence> sequence);
+  // A request with limits, which set_limits() has set. Left to the caller where memory ends ahead
+  // of it; else end_all() knows it.
+  void add(std::unique_ptr<Sequence>&& sequence);
 
   // Ends a request as kAbort; nothing where it has ended.
   void cancel(int64_t id);

@@ -233,6 +233,8 @@ TensorView Reader::tensor(const JsonValue& name) {
     name.fail("names " + in_quotes(text) + ", which no file of the folder holds");
     return {};
   }
+  // Rank 0 is that of tensors which are not there.
+  if (found->second.rank == 0) name.fail("names " + in_quotes(text) + ", which has no dimension");
   used_.insert(text);
   return found->second;
 }
@@ -301,7 +303,6 @@ void Reader::read_layers(const JsonValue& top) {
     if (record.empty() || record.find('|') != std::string::npos) each.fail("is not one record");
     folder_.records += (folder_.records.empty() ? "" : "|") + record;
   }
-  bool keeps = false;
   for (const JsonValue& layer : top.at("layers").list(1 << 16)) {
     layer.check_keys({"blocks", "cache"});
     folder_.layers.push_back({folder_.order.size(), folder_.weights.size(), folder_.caches.size()});
@@ -309,9 +310,9 @@ void Reader::read_layers(const JsonValue& top) {
       read_block(block, static_cast<int>(records.size()));
     }
     for (const JsonValue& cache : layer.at("cache").list(16)) read_cache(cache);
-    keeps |= folder_.layers.back().cache < folder_.caches.size();
   }
-  if (!keeps) top.at("layers").fail("has no layer with a cache");
+  // Scales that are given are none: the sum of memory divides by what a block takes.
+  if (folder_.facts.block_bytes == 0) top.at("layers").fail("has no layer with a cache");
 }
 
 void Reader::read_block(const JsonValue& from, int num_records) {

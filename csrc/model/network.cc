@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kUsualSeqs = 8, kUsualStepTokens = 512;
 constexpr int64_t kMaxSize = int64_t{1} << 28;
+constexpr int64_t kMaxSlots = (int64_t{1} << 31) - 1;  // of the cache: numbers of 32 bits name them
 constexpr int64_t kPrefixShare = 2;  // blocks beyond those of requests feed the cache of prefixes
 
 std::string mib(int64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
@@ -87,9 +88,15 @@ Status add_up(Folder* folder, const OpenOptions& options, MemorySum* sum) {
   }
   sum->limit = options.memory_limit > 0 ? options.memory_limit : available_memory();
   const int64_t least = (facts.max_length + facts.block_size - 1) / facts.block_size;
+  const int64_t most = std::min(kMaxSize, kMaxSlots / facts.block_size);
   int64_t wanted = options.num_blocks;
+  if (wanted > most || least > most) {
+    return Status::error("num_blocks is " + std::to_string(std::max(wanted, least)) + " of " +
+                         std::to_string(facts.block_size) + " tokens (allowed: up to " +
+                         std::to_string(most) + ")");
+  }
   if (wanted == 0) {
-    wanted = std::min(kMaxSize, num_seqs * least * (options.shares_prefixes ? kPrefixShare : 1));
+    wanted = std::min(most, num_seqs * least * (options.shares_prefixes ? kPrefixShare : 1));
   }
   const int64_t beside = sum->limit - sum->weights - sum->step;
   const int64_t fitting = std::max<int64_t>(0, beside) / facts.block_bytes;

@@ -8,7 +8,6 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <regatta.hpp>
 #include <sstream>
 #include <string>
@@ -178,9 +177,10 @@ class Run {
   // One prompt, its text or its ids to the standard output.
   int one(const regatta::Request& request, bool has_text) {
     const bool streams = arguments_.has("--stream");
-    Answer answer;
-    engine_.submit(request, [&](const regatta::Event& event) {
-      answer.add(event);
+    answers_.resize(1);
+    const Answer& answer = answers_[0];
+    engine_.submit(request, [this, has_text, streams](const regatta::Event& event) {
+      answers_[0].add(event);
       if (has_text && streams) std::cout << event.new_text() << std::flush;
     });
     finish();
@@ -197,25 +197,23 @@ class Run {
 
   // A line of JSON for each line; those ahead of a slow one wait for nobody behind it.
   int lines(std::istream& in, bool has_text) {
-    std::vector<std::optional<Answer>> answers;
     size_t num_printed = 0;
     const auto print_whole = [&] {
-      while (num_printed < answers.size() && answers[num_printed]->finish != REGATTA_UNFINISHED) {
-        std::cout << answers[num_printed]->json(has_text).dump(-1, ' ', false,
+      while (num_printed < answers_.size() && answers_[num_printed].finish != REGATTA_UNFINISHED) {
+        std::cout << answers_[num_printed].json(has_text).dump(-1, ' ', false,
                                                                Json::error_handler_t::replace)
                   << std::endl;
-        answers[num_printed++]->ids.clear();
+        answers_[num_printed++].ids.clear();
       }
     };
     std::vector<regatta::Request> requests;
     for (std::string line; std::getline(in, line);) {
       if (!line.empty()) requests.push_back(request_of(line, requests.size() + 1));
     }
-    answers.resize(requests.size());
+    answers_.resize(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
-      answers[i].emplace();
       engine_.submit(requests[i],
-                     [&answers, i](const regatta::Event& event) { answers[i]->add(event); });
+                     [this, i](const regatta::Event& event) { answers_[i].add(event); });
     }
     while (engine_.step()) print_whole();
     print_whole();
@@ -252,7 +250,7 @@ class Run {
   Times measure(int64_t num_in, int64_t num_out) {
     const int64_t batch_size = arguments_.number<int64_t>("--batch_size", 8);
     const int64_t vocab_size = engine_.info().vocab_size;
-    std::vector<Clock::time_point> first(batch_size), last(batch_size);
+    first_.assign(batch_size, {}), last_.assign(batch_size, {});
     const Clock::time_point began = Clock::now();
     for (int64_t i = 0; i < batch_size; ++i) {
       regatta::Request given = request();
@@ -263,10 +261,10 @@ class Run {
         dice_ = dice_ * 1664525u + 1013904223u;
         given.prompt_ids.push_back(static_cast<int32_t>(dice_ / 256 % vocab_size));
       }
-      engine_.submit(given, [&first, &last, i](const regatta::Event& event) {
+      engine_.submit(given, [this, i](const regatta::Event& event) {
         if (event.error != nullptr) throw std::runtime_error(event.error);
-        last[i] = Clock::now();
-        if (first[i] == Clock::time_point()) first[i] = last[i];
+        last_[i] = Clock::now();
+        if (first_[i] == Clock::time_point()) first_[i] = last_[i];
       });
     }
     finish();
@@ -276,7 +274,7 @@ class Run {
     const auto seconds = [](Clock::duration took) {
       return std::chrono::duration<double>(took).count();
     };
-    return {seconds(latest(first) - began), seconds(latest(last) - latest(first))};
+    return {seconds(latest(first_) - began), seconds(latest(last_) - latest(first_))};
   }
 
   void finish() {
@@ -300,6 +298,9 @@ class Run {
   }
 
   const Arguments& arguments_;
+  // Callbacks write these until the engine has closed, behind an exception too.
+  std::vector<Answer> answers_;
+  std::vector<Clock::time_point> first_, last_;
   regatta::Engine engine_;
   uint32_t dice_ = 1;
 };

@@ -101,6 +101,13 @@ def test_other_systems_are_refused_by_name(system: str, source: Path, tmp_path: 
         run("cmake", "-S", source, "-B", tmp_path, f"-DCMAKE_SYSTEM_NAME={system}")
 
 
+def test_a_missing_json_library_is_named_ahead_of_compiling(tmp_path: Path) -> None:
+    nowhere = ["-DCMAKE_FIND_ROOT_PATH=/nowhere", "-DCMAKE_FIND_ROOT_PATH_MODE_INCLUDE=ONLY"]
+    nowhere += ["-DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON", "-DREGATTA_TEXT=OFF"]
+    with pytest.raises(AssertionError, match="install nlohmann-json3-dev"):
+        run("cmake", "-S", library.SOURCE, "-B", tmp_path, *nowhere)
+
+
 def test_only_the_functions_of_the_header_are_exported() -> None:
     declared = set(re.findall(r"^REGATTA_API [^;(]*?(regatta_\w+)\(", HEADER.read_text(), re.M))
     assert len(declared) > 10
@@ -253,10 +260,16 @@ def test_calls_and_damage_are_clean_under_sanitizers(folder: Path, tmp_path: Pat
     """All but the kernels, which tests/csrc/test_sanitizers.py has."""
     options = [*library.QUICK, f"-DREGATTA_FLAGS={SANITIZED}"]
     (prefix,) = cmake_packages.installed(library.SOURCE, library.INPUTS, options)
-    calls, opens = (
-        library.compiled(library.NATIVE / name, tmp_path, *SANITIZED.split(), prefix=prefix)
-        for name in ("runtime_calls.cc", "runtime_opens.cc")
+    native, example = library.NATIVE, library.EXAMPLES / "regatta_run.cc"
+    calls, opens, runs = (
+        library.compiled(source, tmp_path, *SANITIZED.split(), prefix=prefix)
+        for source in (native / "runtime_calls.cc", native / "runtime_opens.cc", example)
     )
+    # The engine closes behind the refusal, and tells the request ahead of it.
+    (tmp_path / "lines").write_text('{"ids": [5]}\n{"ids": [-1]}\n')
+    with pytest.raises(AssertionError, match="outside the vocabulary") as refused:
+        run(runs, folder, "--data_file", tmp_path / "lines")
+    assert "AddressSanitizer" not in str(refused.value)
     assert run(calls, folder) == "all is as promised\n"
     opened = Opener(opens)
     damage(folder, tmp_path, opened, 2000, 7)

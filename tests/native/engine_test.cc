@@ -23,6 +23,17 @@
     std::_Exit(1);                                                                 \
   }
 
+// Allocations of this thread until one of them finds no memory; below 0: none does.
+static thread_local int64_t num_until_memory_ends = -1;
+
+void* operator new(size_t size) {
+  if (num_until_memory_ends >= 0 && num_until_memory_ends-- == 0) throw std::bad_alloc();
+  if (void* const data = std::malloc(size)) return data;
+  throw std::bad_alloc();
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, size_t) noexcept { std::free(data); }
+
 namespace regatta::engine {
 namespace {
 
@@ -131,6 +142,7 @@ struct Answer {
   std::vector<float> logprobs;
   FinishReason reason = FinishReason::kNone;
   bool was_cancelled = false;
+  int64_t num_left = -1;  // num_until_memory_ends, while add() runs
 
   void add(const Update& update) {
     CHECK(reason == FinishReason::kNone);
@@ -323,6 +335,79 @@ void test_all_end_where_memory_ends() {
   CHECK(engine->counters().num_used_blocks == 0 && engine->close().ok());
 }
 
+// Whichever allocation of the steps fails: each request that was taken has one last update, and the
+// engine closes.
+void test_nothing_is_lost_where_memory_ends_once() {
+  bool failed = true;
+  int64_t num_broken = 0;
+  for (int64_t count = 0; failed; ++count) {
+    EngineOptions options;
+    options.batch_size = 2;
+    const auto engine = made(3, options);
+    std::vector<Answer> answers(3);
+    for (Answer& answer : answers) {
+      Request request;
+      request.ids = {1, 2, 3, 4};
+      request.max_new_tokens = 3;
+      request.stop = {"a string that does not come"};
+      request.logprobs = 2;
+      submitted(*engine, request, [&answer](const Update& update) {
+        std::swap(num_until_memory_ends, answer.num_left);
+        answer.add(update);
+        std::swap(num_until_memory_ends, answer.num_left);
+      });
+    }
+    num_until_memory_ends = count;
+    for (bool ran = true; ran;) {
+      const Status status = engine->step(&ran);
+      CHECK(status.ok());
+    }
+    failed = num_until_memory_ends < 0;
+    num_until_memory_ends = -1;
+    for (const Answer& answer : answers) CHECK(answer.reason != FinishReason::kNone);
+    num_broken += answers[2].reason == FinishReason::kError;
+    CHECK(engine->close().ok());
+  }
+  CHECK(num_broken > 10);
+}
+
+// A caller's code runs where a request is destroyed, too.
+void test_callbacks_that_throw_and_streams_that_call() {
+  static const Engine* runs = nullptr;
+  struct CallingStream final : TextStream {
+    Status add(int32_t, std::string*, std::string*) override { return {}; }
+    Status finish(std::string*) override { return {}; }
+    ~CallingStream() override { num_closed += runs->counters().num_cache_blocks == 12; }
+    explicit CallingStream(int& closed) : num_closed(closed) {}
+    int& num_closed;
+  };
+  struct CallingText final : Text {
+    Status encode(const std::string&, Ids*) const override { return {}; }
+    Status decode(const Ids&, bool, std::string*) const override { return {}; }
+    Status stream(const Ids&, std::unique_ptr<TextStream>* stream) const override {
+      *stream = std::make_unique<CallingStream>(num_closed);
+      return {};
+    }
+    mutable int num_closed = 0;
+  };
+  const auto text = std::make_shared<CallingText>();
+  std::unique_ptr<Engine> engine;
+  CHECK(Engine::make(std::make_unique<HashNetwork>(12), text, {}, &engine).ok());
+  runs = engine.get();
+  Request request;
+  request.ids = {1};
+  request.max_new_tokens = 2;
+  int num_told = 0;
+  for (int i = 0; i < 2; ++i) {
+    submitted(*engine, request, [&](const Update&) {
+      ++num_told;
+      throw std::bad_alloc();
+    });
+  }
+  step_to_the_end(*engine);
+  CHECK(num_told == 4 && text->num_closed == 2 && engine->close().ok());
+}
+
 void test_another_thread_cannot_step_meanwhile() {
   const auto engine = made(30, {});
   Request request;
@@ -445,6 +530,8 @@ int main(int argc, char** argv) {
     std::printf("random requests: ok\n");
     test_close_ends_requests_in_flight();
     test_all_end_where_memory_ends();
+    test_nothing_is_lost_where_memory_ends_once();
+    test_callbacks_that_throw_and_streams_that_call();
     test_another_thread_cannot_step_meanwhile();
     test_wrong_requests_are_refused();
     std::printf("doors: ok\n");

@@ -97,6 +97,13 @@ void wrong_arguments(const char* folder) {
   options.memory_limit = 1000;
   EXPECT_STATUS(REGATTA_BAD_FOLDER, regatta_open(folder, &options, &engine));
   EXPECT(engine == nullptr && said("does not fit"));
+  // Slots of more blocks have no number of 32 bits.
+  regatta_memory memory = {};
+  memory.struct_size = sizeof memory;
+  options.memory_limit = INT64_MAX;
+  options.num_blocks = 1 << 28;
+  EXPECT_STATUS(REGATTA_BAD_FOLDER, regatta_sum_memory(folder, &options, &memory));
+  EXPECT(said("num_blocks is 268435456 of "));
 }
 
 void structs_of_other_sizes(const char* folder) {
@@ -212,6 +219,18 @@ void close_with_requests(const char* folder) {
   }
 }
 
+// An engine that gets another one's place is closed first: its callbacks find what they need.
+void moved_engines(const char* folder) {
+  regatta::Engine engine(folder, options_of(false));
+  int num_last = 0;
+  engine.submit(request_of(engine, 40), [&](const regatta::Event& event) {
+    num_last += event.is_last();
+    throw std::logic_error("mine");
+  });
+  engine = regatta::Engine(folder, options_of(false));
+  EXPECT(num_last == 1 && !engine.step());
+}
+
 void many_threads(const char* folder) {
   Heard heard;
   std::atomic<int> num_submitted{0}, num_cancelled{0};
@@ -274,6 +293,7 @@ int main(int argc, char** argv) {
   requests_that_are_wrong(argv[1]);
   calls_on_callbacks(argv[1]);
   close_with_requests(argv[1]);
+  moved_engines(argv[1]);
   many_threads(argv[1]);
   two_engines(argv[1]);
   std::printf("all is as promised\n");

@@ -56,9 +56,10 @@ typedef struct {
 } regatta_ids;
 
 /* Turns text into ids and ids into text. regatta_with_text.h makes one of Regatta::text; a caller's
- * own works as well. Functions return 0 when done; else error() on the same thread says why. Any
- * thread that submits calls encode and stream_open, the one that steps calls the rest. They must
- * work until regatta_close() has returned. */
+ * own works as well. Functions return 0 when done; else error() on the same thread says why. A
+ * thread that submits calls encode and stream_open, decode for stop strings, and stream_close for a
+ * request that is refused; several may at a time, beside the one that steps. That one calls the
+ * rest, for a stream one call at a time. They must work until regatta_close() has returned. */
 typedef struct {
   size_t struct_size; /* sizeof(regatta_tokenizer) of the caller */
   void* self;

@@ -76,6 +76,14 @@ class Engine {
     engine_.reset(opened);
   }
 
+  Engine(Engine&&) = default;
+  // What was here is closed while its callbacks have their state.
+  Engine& operator=(Engine&& other) noexcept {
+    engine_ = std::move(other.engine_);
+    state_ = std::move(other.state_);
+    return *this;
+  }
+
   regatta_engine* handle() const { return engine_.get(); }
 
   regatta_info info() const {
