@@ -36,13 +36,11 @@ from predict.loading.vision import WIDTH, patch_width
 from predict.nn.blocks import CachingBlock
 from predict.nn.inputs import FIELDS, LayerCache, StepInputs, fields_with, input_specs
 from predict.nn.tower import (
-    First,
     KeptPositions,
     PassInputs,
     Tower,
     head_dim_of,
     parts_of,
-    pass_inputs,
     passing,
     scratch_of,
 )
@@ -206,23 +204,15 @@ class TowerProgram:
         """See Encoder."""
         return patch_width(self.spec)
 
-    @property
-    def head_dim(self) -> int:
-        """See Encoder."""
-        return head_dim_of(self.spec)
-
-    def encoding(
+    def run(
         self,
         ops: ModuleType,
-        first: First,
-        grids: Sequence[tuple[int, int]],
-        dtype: str,
+        given: PassInputs,
+        cache: LayerCache,
         rows: list[Tensor],
-        place: Any = None,
-        max_layers: int | None = None,
+        max_layers: int | None,
     ) -> Iterator[None]:
         """See Encoder: it stops ahead of the layers, which then run in one call."""
-        given, cache = pass_inputs(self, first, grids, dtype, place)
         yield
         with self.context():
             rows += self.program.run(_listed(self.spec, is_compiled(ops), given, cache))

@@ -96,27 +96,18 @@ class Tower:
         """See Encoder."""
         return self.patches.in_features
 
-    @property
-    def head_dim(self) -> int:
-        """See Encoder."""
-        return head_dim_of(self.spec)
-
-    def encoding(
+    def run(
         self,
         ops: ModuleType,
-        first: First,
-        grids: Sequence[tuple[int, int]],
-        dtype: str,
+        given: PassInputs,
+        cache: LayerCache,
         rows: list[Tensor],
-        place: Any = None,
-        max_layers: int | None = None,
+        max_layers: int | None,
     ) -> Iterator[None]:
         """See Encoder: it stops ahead of the layers, and behind each run of `max_layers`."""
-        given, cache = pass_inputs(self, first, grids, dtype, place)
         if ops.__name__ not in self.kept:
             self.kept[ops.__name__] = ops.kept_layers()
-        kept = self.kept[ops.__name__]
-        yield from passing(ops, self, given, cache, rows, max_layers, kept)
+        return passing(ops, self, given, cache, rows, max_layers, self.kept[ops.__name__])
 
 
 def head_dim_of(spec: VisionSpec) -> int:
@@ -156,10 +147,6 @@ class Encoder(Protocol):
         """Values of a patch, zeros behind them included."""
 
     @property
-    def head_dim(self) -> int:
-        """Values of a head of its attention."""
-
-    @property
     def learned(self) -> npt.NDArray[np.float32] | None:
         """Positions [side, side, W]; see Tower."""
 
@@ -167,20 +154,33 @@ class Encoder(Protocol):
     def positions(self) -> KeptPositions:
         """Those of grids that came lately."""
 
-    def encoding(
+    def run(
         self,
         ops: ModuleType,
-        first: First,
-        grids: Sequence[tuple[int, int]],
-        dtype: str,
+        given: PassInputs,
+        cache: LayerCache,
         rows: list[Tensor],
-        place: Any = None,
-        max_layers: int | None = None,
+        max_layers: int | None,
     ) -> Iterator[None]:
-        """A pass over pictures of grids of patches, which stops in between.
+        """A pass behind `pass_inputs`. See encoding."""
 
-        At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
-        """
+
+def encoding(
+    tower: Encoder,
+    ops: ModuleType,
+    first: First,
+    grids: Sequence[tuple[int, int]],
+    dtype: str,
+    rows: list[Tensor],
+    place: Any = None,
+    max_layers: int | None = None,
+) -> Iterator[None]:
+    """A pass over pictures of grids of patches, which stops in between.
+
+    At its end it adds the pictures' rows [C, out_size] to `rows`, then those of each tap.
+    """
+    given, cache = pass_inputs(tower, first, grids, dtype, place)
+    yield from tower.run(ops, given, cache, rows, max_layers)
 
 
 def encode(
@@ -203,7 +203,7 @@ def encode(
     def first(given: TowerInputs, width: int) -> Tensor:
         return _uploaded(patches, given.order, width, dtype, place)
 
-    for _ in tower.encoding(ops, first, grids, dtype, rows, place):
+    for _ in encoding(tower, ops, first, grids, dtype, rows, place):
         pass
     return rows[0] if len(rows) == 1 else paddle.concat(rows, axis=1)
 
@@ -216,7 +216,7 @@ def pass_inputs(
     place: Any = None,
 ) -> tuple[PassInputs, LayerCache]:
     """What a pass over pictures reads, and the keys and values that its layers take turns with."""
-    given = tower_inputs(tower.spec, grids, tower.head_dim)
+    given = tower_inputs(tower.spec, grids, head_dim_of(tower.spec))
     patches = first(given, tower.width)
     learned = tokens = own = None
     if tower.learned is not None:

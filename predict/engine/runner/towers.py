@@ -15,7 +15,7 @@ from predict.device.place import tensor_at, tensors_at
 from predict.engine.pictures import Encode
 from predict.images.placed import Picture
 from predict.loading.platform import Platform
-from predict.nn.tower import Encoder
+from predict.nn.tower import Encoder, encoding
 from predict.nn.vision import TowerInputs
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def passes_of(tower: Encoder, dtype: str, platform: Platform, batch_invariant: b
             return _cut(pictures, given.order, (ops, place), width, dtype)
 
         grids = [each.grid for each in pictures for _ in range(each.num_tiles)]
-        steps = tower.encoding(ops, first, grids, dtype, made, place, max_layers)
+        steps = encoding(tower, ops, first, grids, dtype, made, place, max_layers)
         while True:
             with paddle.no_grad(), alone():  # which end where others run in between
                 if next(steps, steps) is steps:
