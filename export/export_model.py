@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if __package__ in (None, ""):  # run as a script: import from the checkout, not from this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from export.output_place import place_for, unbroken, written
+from export.output_place import Kind, files_of, place_for, unbroken, written
 from predict.cli.command import command
 from predict.cli.flags import FLAGS, Flag, FlagValues, RunOptions, parse_flags
 from predict.cli.run_config import PredictorConfig
@@ -77,6 +77,7 @@ OWN_FLAGS = (
         "machine's kind. Weights are packed for them on any machine.",
     ),
 )
+WHAT = "the static model"
 # Weights live in the program; everything else of a checkpoint goes along.
 COPIED = ("*.json", "*.model", "merges.txt", "vocab.txt", "*.jinja", "*.tiktoken")
 POOLING = "pooling.safetensors"  # predict.loading.pooling writes it
@@ -125,7 +126,7 @@ def export_model(
             f"--model_prefix {prefix!r} is the stem of files in --output_path; give a name without "
             "folders that does not begin with a dot"
         )
-    with place_for(config, output_path, overwrite, _check_replaced, holds_export):
+    with place_for(config, output_path, overwrite, export_kind()):
         _export(config, output_path, signals, enable_lora, gives_states, task)
 
 
@@ -154,43 +155,15 @@ def _check_ranks(config: EngineConfig, enable_lora: bool) -> None:
         )
 
 
-def holds_export(folder: Path) -> bool:
-    """Whether a folder holds an export and nothing else: its manifest's files, of their sizes."""
-    from predict.loading.manifest import FILE_NAME, load_manifest
+def export_kind() -> Kind:
+    """What this writes: a static model."""
+    from predict.loading.manifest import FILE_NAME, RANK_FOLDER, load_manifest
 
-    try:
-        _check_replaced(folder)
-        sizes = {name: file.num_bytes for name, file in load_manifest(folder).files.items()}
-        found = {name: path.stat().st_size for name, path in _files(folder)}
-    except (UserError, OSError):
-        return False
-    return {name: size for name, size in found.items() if name != FILE_NAME} == sizes
+    def sizes(folder: Path) -> dict[str, int]:
+        return {name: file.num_bytes for name, file in load_manifest(folder).files.items()}
 
-
-def _files(folder: Path) -> list[tuple[str, Path]]:
-    """The files of an export by name, those in ranks' folders too."""
-    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
-    return [(path.relative_to(folder).as_posix(), path) for path in paths]
-
-
-def _check_replaced(folder: Path) -> None:
-    from predict.loading.manifest import FILE_NAME, RANK_FOLDER
-
-    if not (folder / FILE_NAME).is_file():
-        raise UserError(
-            f"--overwrite replaces earlier exports, and {folder} holds none (no {FILE_NAME}); "
-            "choose another --output_path, or empty it yourself"
-        )
-    known = (*COPIED, "*.pdiparams", "shared.safetensors", "*_tower.safetensors", POOLING)
-    for path in sorted(folder.rglob("*")):
-        is_ranks = path.is_dir() and path.parent == folder and RANK_FOLDER.fullmatch(path.name)
-        if is_ranks and not path.is_symlink():
-            continue
-        if path.is_dir() or not any(path.match(pattern) for pattern in known):
-            raise UserError(
-                f"--overwrite would remove {path}, which no export wrote; move it away, or choose "
-                "another --output_path"
-            )
+    patterns = (*COPIED, "*.pdiparams", "shared.safetensors", "*_tower.safetensors", POOLING)
+    return Kind(WHAT, FILE_NAME, patterns, sizes, RANK_FOLDER)
 
 
 def _export(
@@ -250,7 +223,7 @@ def _export(
 
     tower = open_tower_alone(config, spec, reader, platform)
     decoder, own = load(0)
-    with written(output_path, signals, "the static model") as folder:
+    with written(output_path, signals, WHAT) as folder:
         taps = write_shared(shared, folder) if shared else (FINAL,) * embeds
         for rank in range(size):
             if rank:
@@ -413,7 +386,7 @@ def _manifest(
         kv_format=config.kv_format,
         adapters=ADAPTERS if enable_lora else None,
         taps=list(taps) or None,
-        files={name: FileDigest.of(path) for name, path in _files(folder)},
+        files={name: FileDigest.of(path) for name, path in files_of(folder)},
     )
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from predict.nn.spec import DecoderSpec
     from predict.text.tokenizer import Tokenizer
 
-WHAT = "the runtime's folder"
-
 
 def export_runtime(
     config: EngineConfig,
@@ -38,13 +36,13 @@ def export_runtime(
     with kept():
         # First of all that imports it: Paddle's import, later, takes signals from its threads.
         import numpy  # noqa: F401
-    from export.runtime_folder import PACKINGS, check_replaced, holds_folder
+    from export.runtime_folder import KIND, PACKINGS
 
     target = host.machine() if target is None else target
     if target not in PACKINGS:
         raise one_of("--target", target, [*PACKINGS])
     _check(config)
-    with place_for(config, output_path, overwrite, check_replaced, holds_folder):
+    with place_for(config, output_path, overwrite, KIND):
         _export(config, output_path, target, signals)
 
 
@@ -118,7 +116,7 @@ def _export(config: EngineConfig, output_path: Path, target: str, signals: Signa
         decoder, spec = load_decoder(
             *(config, spec, reader, platform), lambda layer: progress.on_finished()
         )
-    with written(output_path, signals, WHAT) as folder:
+    with written(output_path, signals, runtime_folder.KIND.what) as folder:
         arrays = runtime_folder.arrays_of(decoder)
         arrays |= runtime_folder.scale_tensors(spec, config.kv_format, scales)
         runtime_folder.write_weights(arrays, folder)

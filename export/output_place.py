@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,18 +19,59 @@ from predict.system.outputs import check_folder, locked, whole_folder
 from predict.system.signals import Signals
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What an export writes."""
+
+    what: str  # in words
+    list_name: str  # of the file that lists all others
+    patterns: tuple[str, ...]  # names of files that an export may have
+    sizes: Callable[[Path], Mapping[str, int]]  # of the files that a folder's list has, in bytes
+    subfolders: re.Pattern[str] | None = None  # their names, where it may have some
+
+    def check_replaced(self, folder: Path) -> None:
+        """Raises UserError where a folder may not be replaced: no export wrote all of it."""
+        if not (folder / self.list_name).is_file():
+            raise UserError(
+                f"--overwrite replaces earlier exports, and {folder} holds none (no "
+                f"{self.list_name}); choose another --output_path, or empty it yourself"
+            )
+        for path in sorted(folder.rglob("*")):
+            if self._is_subfolder(path, folder):
+                continue
+            if path.is_dir() or not any(path.match(pattern) for pattern in self.patterns):
+                raise UserError(
+                    f"--overwrite would remove {path}, which no export wrote; move it away, or "
+                    "choose another --output_path"
+                )
+
+    def _is_subfolder(self, path: Path, folder: Path) -> bool:
+        if self.subfolders is None or path.parent != folder or path.is_symlink():
+            return False
+        return path.is_dir() and self.subfolders.fullmatch(path.name) is not None
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether a folder holds an export and nothing else: the files that it lists, whole."""
+        try:
+            self.check_replaced(folder)
+            found = {name: path.stat().st_size for name, path in files_of(folder)}
+            found.pop(self.list_name, None)
+            return found == self.sizes(folder)
+        except (UserError, OSError, KeyError, TypeError, AttributeError):
+            return False
+
+
+def files_of(folder: Path) -> list[tuple[str, Path]]:
+    """The files of an export by name, those in subfolders too."""
+    paths = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    return [(path.relative_to(folder).as_posix(), path) for path in paths]
+
+
 @contextlib.contextmanager
-def place_for(
-    config: EngineConfig,
-    path: Path,
-    overwrite: bool,
-    check_replaced: Callable[[Path], None],
-    holds_export: Callable[[Path], bool],
-) -> Iterator[None]:
+def place_for(config: EngineConfig, path: Path, overwrite: bool, kind: Kind) -> Iterator[None]:
     """Room for an export at `path`, a new or an empty folder, or an earlier export.
 
-    check_replaced: raises UserError where a folder may not be replaced. holds_export: whether one
-    holds an export that is whole, and nothing else. Raises UserError where none can be there.
+    Raises UserError where none can be there.
     """
 
     def check() -> None:
@@ -36,13 +79,13 @@ def place_for(
             "output_path",
             path,
             folders=input_paths(config),
-            overwrite=check_replaced if overwrite or holds_export(path) else None,
+            overwrite=kind.check_replaced if overwrite or kind.is_whole(path) else None,
         )
 
     check()
-    with _parents(path), locked("output_path", path):
+    with _parents(path, kind.what), locked("output_path", path):
         check()  # again: another process may have written it in between
-        if not overwrite and holds_export(path):
+        if not overwrite and kind.is_whole(path):
             LOG.info(f"{path} holds an earlier export, which this one replaces")
         yield
 
@@ -59,14 +102,14 @@ def written(path: Path, signals: Signals | None, what: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _parents(path: Path) -> Iterator[None]:
+def _parents(path: Path, what: str) -> Iterator[None]:
     """Makes the folders above `path`; removes them where nothing came to be in them."""
     parents = Path(os.path.realpath(path)).parents
     made = [folder for folder in parents if not folder.exists()]
     try:
         parents[0].mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _not_written(path, error) from None
+        raise _not_written(path, error, what) from None
     try:
         yield
     finally:
@@ -75,7 +118,7 @@ def _parents(path: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _not_written(path: Path, error: OSError, what: str = "the static model") -> UserError:
+def _not_written(path: Path, error: OSError, what: str) -> UserError:
     return UserError(
         f"{what} cannot be written to {path}: {error.strerror or error}; choose another "
         "--output_path, or make room there",

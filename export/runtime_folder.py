@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predict.errors import UserError
+from export.output_place import Kind
 from predict.loading.arrays import STORED_DTYPES, Computed, StoredArray, num_bytes
 from predict.loading.generation_config import SAMPLING, Recommended
 from predict.loading.manifest import FileDigest
@@ -282,35 +282,10 @@ def write_described(folder: Path, values: Mapping[str, Any], text: TextPart) -> 
     (folder / FILE_NAME).write_text(f'{body} "digest": "{digest}"\n}}\n', encoding="utf-8")
 
 
-def is_own_file(name: str) -> bool:
-    """Whether an export to a folder writes files of that name."""
-    is_shard = name.startswith("model") and name.endswith(
-        (".safetensors", ".safetensors.index.json")
-    )
-    return is_shard or name in (FILE_NAME, TEXT_FILE)
+def _sizes(folder: Path) -> dict[str, int]:
+    listed = read_json_object(folder / FILE_NAME)["files"]
+    return {name: file["num_bytes"] for name, file in listed.items()}
 
 
-def check_replaced(folder: Path) -> None:
-    """Raises UserError where a folder may not be replaced: no export wrote all that it holds."""
-    if not (folder / FILE_NAME).is_file():
-        raise UserError(
-            f"--overwrite replaces earlier exports, and {folder} holds none (no {FILE_NAME}); "
-            "choose another --output_path, or empty it yourself"
-        )
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() or not is_own_file(path.name):
-            raise UserError(
-                f"--overwrite would remove {path}, which no export wrote; move it away, or choose "
-                "another --output_path"
-            )
-
-
-def holds_folder(folder: Path) -> bool:
-    """Whether a folder holds an export alone: the files that it lists, of their sizes."""
-    try:
-        check_replaced(folder)
-        listed = read_json_object(folder / FILE_NAME)["files"]
-        found = {p.name: p.stat().st_size for p in folder.iterdir() if p.name != FILE_NAME}
-        return {name: file["num_bytes"] for name, file in listed.items()} == found
-    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+OWN_FILES = ("model*.safetensors", "model*.safetensors.index.json", FILE_NAME, TEXT_FILE)
+KIND = Kind("the runtime's folder", FILE_NAME, OWN_FILES, _sizes)

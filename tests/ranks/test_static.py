@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from export.export_model import export_model, holds_export
+from export.export_model import export_kind, export_model
 from predict import LLM, EngineConfig, SamplingParams
 from predict.device import library
 from predict.errors import UserError
@@ -80,7 +80,7 @@ def test_an_export_has_a_program_for_each_rank_and_one_manifest(folder: Path) ->
     assert {name for name in manifest.files if "/" in name} == {
         f"rank_{rank}/model.{ending}" for rank in (0, 1) for ending in ("json", "pdiparams")
     }
-    assert holds_export(two)
+    assert export_kind().is_whole(two)
     assert load_manifest(folder / "1").ranks is None
 
 
