@@ -56,9 +56,8 @@ def with_eyes(
     """The network, without its tower where no pictures are wanted, or an export has none.
 
     A program with a tower takes the fields of pictures, wanted or not. reads_text: text alone is
-    what it is for. Raises UserError for what
-    pictures do not go with yet; where the flags say nothing of pictures, some kinds run with text
-    alone.
+    what it is for. Where the flags say nothing of pictures, some kinds run with text alone. Raises
+    UserError for what pictures do not go with yet.
     """
     if spec.vision is None:
         return spec
